@@ -1,0 +1,1 @@
+"""MAC networks, and the CLEVR world they reason about."""

@@ -1,0 +1,1 @@
+"""The CLEVR world: scenes, pictures and questions, with no knowledge of any model."""

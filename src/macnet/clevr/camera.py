@@ -1,0 +1,47 @@
+"""CLEVR's camera: it looks at the origin without roll, so its place is all there is to know."""
+
+from __future__ import annotations
+
+import numpy as np
+
+Vector = tuple[float, float, float]
+
+CAMERA: Vector = (7.48113, -6.50764, 5.34367)
+FOCAL = 35 / 32  # lens over sensor: the focal length in units of the longer image side
+
+
+def camera_axes(camera: Vector) -> np.ndarray:
+    """Rows: right, up and forward."""
+    forward = -np.asarray(camera) / np.linalg.norm(camera)
+    right = np.cross(forward, (0.0, 0.0, 1.0))
+    right /= np.linalg.norm(right)
+    return np.stack([right, np.cross(right, forward), forward])
+
+
+def project(camera: Vector, points: np.ndarray, width: int, height: int) -> np.ndarray:
+    """(n, 3) world points → (n, 3) pixel x, pixel y, depth along the optical axis."""
+    x, y, depth = camera_axes(camera) @ (points - np.asarray(camera)).T
+    focal = FOCAL * max(width, height)
+    return np.stack([width / 2 + focal * x / depth, height / 2 - focal * y / depth, depth], axis=1)
+
+
+def fit_camera(points: np.ndarray, pixels: np.ndarray, width: int, height: int) -> Vector:
+    """The camera that sees `points` at `pixels` (x, y, depth), by Gauss–Newton from the base one.
+
+    Pixels are rounded to whole numbers but depths are exact, hence their weight.
+    """
+    weight = np.array([1.0, 1.0, 1e3])
+
+    def residual(camera: np.ndarray) -> np.ndarray:
+        seen = project(tuple(camera), points, width, height)
+        return np.ravel((seen - pixels) * weight)
+
+    location = np.asarray(CAMERA)
+    for _ in range(10):
+        now = residual(location)
+        jacobian = np.stack(
+            [(residual(location + step) - now) / 1e-5 for step in np.eye(3) * 1e-5], axis=1
+        )
+        location = location - np.linalg.lstsq(jacobian, now, rcond=None)[0]
+    x, y, z = (float(c) for c in location)
+    return x, y, z

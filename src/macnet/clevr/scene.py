@@ -1,0 +1,267 @@
+"""What a CLEVR scene is: objects on a floor, a camera, three lamps; and how one is drawn at random.
+
+Every random choice comes from one `random.Random` per scene, so a scene depends on its seed alone.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from macnet.clevr.camera import CAMERA, Vector, fit_camera, project
+from macnet.errors import InputError
+
+Condition = Literal["A", "B"]
+
+# The attributes, in the order in which programs filter by them.
+SIZES = ("large", "small")
+COLORS = ("gray", "red", "blue", "green", "brown", "purple", "cyan", "yellow")
+MATERIALS = ("rubber", "metal")
+SHAPES = ("cube", "sphere", "cylinder")
+ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
+    "size": SIZES,
+    "color": COLORS,
+    "material": MATERIALS,
+    "shape": SHAPES,
+}
+RADIUS: Mapping[str, float] = {"large": 0.7, "small": 0.35}
+
+MIN_OBJECTS, MAX_OBJECTS = 3, 10
+HALF_FLOOR = 3.0  # objects are centred within ±3 in x and y
+MIN_GAP = 0.25  # between the bounding circles of two objects
+MARGIN = 0.4  # along each direction, so that "left of" is never a close call
+MAX_TRIES = 50  # for one object; then the whole scene starts over
+MIN_VISIBLE_SHARE = 200 / (480 * 320)  # of the image's pixels, for every object
+
+CAMERA_JITTER = 0.5
+LAMPS: Mapping[str, Vector] = {
+    "key": (6.447, -2.905, 4.258),
+    "fill": (-4.671, -4.014, 3.011),
+    "back": (-1.169, 2.646, 5.816),
+}
+LAMP_JITTER = 1.0
+
+# The same for every scene: the release reads them before it jitters the camera.
+DIRECTIONS: Mapping[str, Vector] = {
+    "right": (0.6563112735748291, 0.7544902563095093, -0.0),
+    "behind": (-0.754490315914154, 0.6563112735748291, 0.0),
+    "above": (0.0, 0.0, 1.0),
+    "left": (-0.6563112735748291, -0.7544902563095093, 0.0),
+    "below": (-0.0, -0.0, -1.0),
+    "front": (0.754490315914154, -0.6563112735748291, -0.0),
+}
+RELATIONS = ("left", "right", "front", "behind")
+
+# CoGenT: which colours a shape may have. Spheres have all of them in both conditions.
+_COOL, _WARM = ("gray", "blue", "brown", "yellow"), ("red", "green", "purple", "cyan")
+COGENT: Mapping[Condition, Mapping[str, tuple[str, ...]]] = {
+    "A": {"cube": _COOL, "cylinder": _WARM, "sphere": COLORS},
+    "B": {"cube": _WARM, "cylinder": _COOL, "sphere": COLORS},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    size: str
+    color: str
+    material: str
+    shape: str
+    x: float
+    y: float
+    rotation: float
+    """Yaw in degrees, as released; Blender was given the number as radians, and so are we."""
+
+    @property
+    def radius(self) -> float:
+        return RADIUS[self.size]
+
+    @property
+    def center(self) -> Vector:
+        return self.x, self.y, self.radius  # it rests on the floor
+
+
+@dataclass(frozen=True)
+class Scene:
+    objects: tuple[Object, ...]
+    camera: Vector = CAMERA
+    lamps: tuple[Vector, Vector, Vector] = (LAMPS["key"], LAMPS["fill"], LAMPS["back"])
+
+    @cached_property
+    def relationships(self) -> dict[str, list[list[int]]]:
+        """relationships["left"][i] lists the objects to the left of object i."""
+        return {
+            name: [
+                [j for j, b in enumerate(self.objects) if j != i and _along(a, b, name) > 0.2]
+                for i, a in enumerate(self.objects)
+            ]
+            for name in ("right", "behind", "front", "left")
+        }
+
+
+def _along(a: Object, b: Object, direction: str) -> float:
+    """How far b lies from a in a direction."""
+    dx, dy, _ = DIRECTIONS[direction]
+    return (b.x - a.x) * dx + (b.y - a.y) * dy
+
+
+# --- drawing a scene -------------------------------------------------------------------------
+
+
+def place_objects(
+    rng: random.Random, count: int, condition: Condition | None = None
+) -> tuple[Object, ...]:
+    """Draw objects until all fit; one that finds no place in 50 tries restarts the scene."""
+    right, behind = DIRECTIONS["right"], DIRECTIONS["behind"]
+    while True:
+        placed: list[Object] = []
+        spots: list[tuple[float, float, float]] = []
+        while len(placed) < count:
+            size = rng.choice(SIZES)
+            radius = RADIUS[size]
+            for _ in range(MAX_TRIES):
+                x = rng.uniform(-HALF_FLOOR, HALF_FLOOR)
+                y = rng.uniform(-HALF_FLOOR, HALF_FLOOR)
+                for x0, y0, r0 in spots:
+                    dx, dy = x - x0, y - y0
+                    if (
+                        math.hypot(dx, dy) - radius - r0 < MIN_GAP
+                        or abs(dx * right[0] + dy * right[1]) < MARGIN
+                        or abs(dx * behind[0] + dy * behind[1]) < MARGIN
+                    ):
+                        break
+                else:
+                    break
+            else:
+                break  # no place for this object: start over
+            shape = rng.choice(SHAPES)
+            color = rng.choice(COGENT[condition][shape] if condition else COLORS)
+            rotation = rng.uniform(0, 360)
+            material = rng.choice(MATERIALS)
+            placed.append(Object(size, color, material, shape, x, y, rotation))
+            spots.append((x, y, radius))
+        else:
+            return tuple(placed)
+
+
+def sample_scenes(
+    rngs: Sequence[random.Random],
+    all_visible: Callable[[list[Scene]], Iterable[bool]],
+    condition: Condition | None = None,
+) -> list[Scene]:
+    """One scene per generator; where an object is hidden, the objects are placed anew.
+
+    `all_visible` judges many scenes at once, because it has to look at pictures of them.
+    """
+
+    def jittered(location: Vector, amount: float, rng: random.Random) -> Vector:
+        x, y, z = (c + rng.uniform(-amount, amount) for c in location)
+        return x, y, z
+
+    counts = []
+    scenes: list[Scene] = []
+    for rng in rngs:
+        counts.append(rng.randint(MIN_OBJECTS, MAX_OBJECTS))
+        camera = jittered(CAMERA, CAMERA_JITTER, rng)
+        key, fill, back = (jittered(LAMPS[name], LAMP_JITTER, rng) for name in LAMPS)
+        scenes.append(Scene((), camera, (key, fill, back)))
+    waiting = list(range(len(scenes)))
+    while waiting:
+        for i in waiting:
+            objects = place_objects(rngs[i], counts[i], condition)
+            scenes[i] = Scene(objects, scenes[i].camera, scenes[i].lamps)
+        verdicts = all_visible([scenes[i] for i in waiting])
+        waiting = [i for i, visible in zip(waiting, verdicts, strict=True) if not visible]
+    return scenes
+
+
+# --- the released schema ---------------------------------------------------------------------
+
+
+def to_record(
+    scene: Scene, split: str, index: int, filename: str, width: int, height: int
+) -> dict[str, Any]:
+    """A scene as the release stores it, with two fields more: its camera and its lamps."""
+    centers = np.array([o.center for o in scene.objects]).reshape(-1, 3)
+    pixels = project(scene.camera, centers, width, height)
+    return {
+        "split": split,
+        "image_index": index,
+        "image_filename": filename,
+        "objects": [
+            {
+                "color": o.color,
+                "size": o.size,
+                "rotation": o.rotation,
+                "shape": o.shape,
+                "3d_coords": list(o.center),
+                "material": o.material,
+                "pixel_coords": [round(px), round(py), depth],
+            }
+            for o, (px, py, depth) in zip(scene.objects, pixels.tolist(), strict=True)
+        ],
+        "relationships": scene.relationships,
+        "directions": {name: list(vector) for name, vector in DIRECTIONS.items()},
+        "camera": list(scene.camera),
+        "lamps": dict(zip(LAMPS, map(list, scene.lamps), strict=True)),
+    }
+
+
+def from_record(
+    record: Mapping[str, Any], where: str, width: int = 480, height: int = 320
+) -> Scene:
+    """Read a scene, the release's or our own; `where` names it in complaints.
+
+    `width` and `height` are those of the image its `pixel_coords` speak of.
+    """
+
+    def vector(value: Any, what: str) -> Vector:
+        try:
+            x, y, z = (float(c) for c in value)
+        except (TypeError, ValueError):
+            x = y = z = math.nan
+        if not math.isfinite(x + y + z):
+            raise InputError(f"{where}: {what} is {value!r}; it must be three numbers")
+        return x, y, z
+
+    def field(holder: Any, name: str, what: str) -> Any:
+        if not isinstance(holder, Mapping) or name not in holder:
+            raise InputError(f'{where}: {what} has no "{name}"')
+        return holder[name]
+
+    objects, points, pixels = [], [], []
+    found = field(record, "objects", "the scene")
+    if not isinstance(found, list):
+        raise InputError(f'{where}: "objects" is not a list')
+    for i, item in enumerate(found):
+        what = f"object {i}"
+        values = {name: field(item, name, what) for name in ATTRIBUTES}
+        for name, value in values.items():
+            if value not in ATTRIBUTES[name]:
+                choices = ", ".join(ATTRIBUTES[name])
+                raise InputError(
+                    f"{where}: {what} has the unknown {name} {value!r}; known are {choices}"
+                )
+        x, y, _ = vector(field(item, "3d_coords", what), f'"3d_coords" of {what}')
+        rotation = field(item, "rotation", what)
+        if not isinstance(rotation, int | float) or not math.isfinite(rotation):
+            raise InputError(f'{where}: "rotation" of {what} is {rotation!r}, not a number')
+        objects.append(Object(**values, x=x, y=y, rotation=float(rotation)))
+        if "camera" not in record:
+            points.append(objects[-1].center)
+            seen = field(item, "pixel_coords", f"{what}, in a scene without a camera,")
+            pixels.append(vector(seen, f'"pixel_coords" of {what}'))
+    if "camera" in record:
+        camera = vector(record["camera"], '"camera"')
+    elif points:
+        camera = fit_camera(np.array(points), np.array(pixels), width, height)
+    else:
+        camera = CAMERA
+    lamps = record.get("lamps", LAMPS)
+    key, fill, back = (vector(field(lamps, name, '"lamps"'), f"lamp {name}") for name in LAMPS)
+    return Scene(tuple(objects), camera, (key, fill, back))

@@ -1,0 +1,37 @@
+"""The layout is the map: a module imports only from lines above its own in shared/design.md."""
+
+import ast
+from pathlib import Path
+
+import macnet
+
+ORDER = [
+    "errors",
+    "clevr.camera",
+    "clevr.scene",
+    "clevr.shapes",
+    "clevr.light",
+    "clevr.render",
+    "clevr.program",
+    "clevr.questions",
+    "clevr.world",
+    "clevr.generate",
+    "clevr.sheet",
+    "cli",
+]
+ROOT = Path(macnet.__file__).parent
+
+
+def test_every_module_has_a_place_and_imports_only_from_above() -> None:
+    offences = []
+    for path in sorted(ROOT.rglob("*.py")):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if path.name == "__init__.py":
+            continue
+        assert name in ORDER, f"{name} has no place in the order"
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("macnet"):
+                source = (node.module or "").removeprefix("macnet").removeprefix(".")
+                if ORDER.index(source) >= ORDER.index(name):
+                    offences.append(f"{name} imports {source}")
+    assert not offences
