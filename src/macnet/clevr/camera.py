@@ -7,7 +7,9 @@ import numpy as np
 Vector = tuple[float, float, float]
 
 CAMERA: Vector = (7.48113, -6.50764, 5.34367)
-FOCAL = 35 / 32  # lens over sensor: the focal length in units of the longer image side
+FOCAL = 35 / 32  # lens over sensor: the focal length in image widths
+ASPECT = 480 / 320  # of the frame, whatever the number of pixels it is sampled with: a square
+# image is the released picture squeezed, as every network that reads CLEVR at 224×224 sees it
 
 
 def camera_axes(camera: Vector) -> np.ndarray:
@@ -21,8 +23,8 @@ def camera_axes(camera: Vector) -> np.ndarray:
 def project(camera: Vector, points: np.ndarray, width: int, height: int) -> np.ndarray:
     """(n, 3) world points → (n, 3) pixel x, pixel y, depth along the optical axis."""
     x, y, depth = camera_axes(camera) @ (points - np.asarray(camera)).T
-    focal = FOCAL * max(width, height)
-    return np.stack([width / 2 + focal * x / depth, height / 2 - focal * y / depth, depth], axis=1)
+    u, v = FOCAL * x / depth, FOCAL * ASPECT * y / depth
+    return np.stack([width * (0.5 + u), height * (0.5 - v), depth], axis=1)
 
 
 def fit_camera(points: np.ndarray, pixels: np.ndarray, width: int, height: int) -> Vector:
