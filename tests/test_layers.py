@@ -13,6 +13,7 @@ ORDER = [
     "clevr.light",
     "clevr.render",
     "clevr.program",
+    "clevr.families",
     "clevr.questions",
     "clevr.world",
     "clevr.generate",
