@@ -114,10 +114,12 @@ class Step(NamedTuple):
     """Does it look from one object towards others, rather than narrow a set of objects?"""
     empty: int
     """The attributes that the description chosen here must leave out, as bits."""
-    differs_from: tuple[int, ...]
-    """Earlier steps whose outcome this step's may not equal."""
+    differs_from: int | None
+    """An earlier step whose outcome this step's may not equal."""
     needed: tuple[int, ...]
     """Earlier steps whose outcomes still matter, here or later."""
+    followers: tuple[int, ...]
+    """Later steps that build on this one's outcome, directly or not."""
 
 
 class Phrase(NamedTuple):
@@ -130,8 +132,11 @@ class Phrase(NamedTuple):
 
 
 class Family(NamedTuple):
-    index: int
+    number: int
+    """Its place in the released order."""
     steps: tuple[Step, ...]
+    relations: tuple[int, ...]
+    """Steps that are a relation on its own: it must matter to the answer."""
     texts: tuple[tuple[Phrase, ...], ...]
     """Texts are equally likely, and so are a text's phrases: with and without optional words."""
     answers: tuple[str, ...]
@@ -147,8 +152,12 @@ def _read_steps(template: Mapping[str, Any]) -> tuple[Step, ...]:
         wanted = arity(function)
         inputs.append(tuple(stack[len(stack) - wanted :]))
         stack[len(stack) - wanted :] = [i]
-    # A relation on its own may turn out to play no part: that is tested on the whole question.
+    # Whether a relation on its own matters to the answer is tested once the question is whole.
     tested_at_the_end = {i for i, (function, *_) in enumerate(words) if function == "relate"}
+    followers: list[tuple[int, ...]] = [()] * len(words)
+    for i in reversed(range(len(words))):
+        for j in inputs[i]:  # a tree: each step is the input of one other at most
+            followers[j] = (i, *followers[i])
     steps = []
     for i, (function, *slots) in enumerate(words):
         conclusion = function.rpartition("_")[2]
@@ -164,8 +173,9 @@ def _read_steps(template: Mapping[str, Any]) -> tuple[Step, ...]:
                 slots=tuple(slots),
                 relates=function.startswith("relate"),
                 empty=sum(1 << list(ATTRIBUTES).index(name) for name in empty),
-                differs_from=(min(clashes),) if clashes and i == max(clashes) else (),
+                differs_from=min(clashes) if clashes and i == max(clashes) else None,
                 needed=tuple(sorted(j for j in used if j < i)),
+                followers=followers[i],
             )
         )
     return tuple(steps)
@@ -214,7 +224,8 @@ def _read_families() -> Iterable[Family]:
         steps = _read_steps(template)
         texts = tuple(phrases for text in template["texts"] for phrases in _read_text(text))
         answers = possible_answers(steps[-1].concludes or steps[-1].function)
-        yield Family(index, steps, texts, answers)
+        relations = tuple(i for i, step in enumerate(steps) if step.function == "relate")
+        yield Family(index, steps, relations, texts, answers)
 
 
 CATALOGUE = tuple(_read_families())

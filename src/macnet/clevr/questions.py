@@ -35,13 +35,13 @@ from macnet.clevr.program import (
     OPERATIONS,
     Facts,
     Outcome,
-    Program,
     PresumptionError,
+    Program,
     execute,
     node,
     spoken,
 )
-from macnet.clevr.scene import RELATIONS, Scene
+from macnet.clevr.scene import ATTRIBUTES, RELATIONS, Scene
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class Asker:
         questions: list[Question] = []
         while untried and len(questions) < count:
             family = _draw(untried, self._rng)
-            balance = self._balances[family.index]
+            balance = self._balances[family.number]
             search = Search(family, view, balance, self._rng)
             if search.fill(0):
                 question = search.question()
@@ -91,8 +91,9 @@ class Asker:
 def _draw(pool: list[T], rng: random.Random) -> T:
     """Take one out at random. Shuffling lazily pays: a search looks at few of its choices."""
     i = int(rng.random() * len(pool))
-    pool[i], pool[-1] = pool[-1], pool[i]
-    return pool.pop()
+    drawn, pool[i] = pool[i], pool[-1]
+    pool.pop()
+    return drawn
 
 
 def _pick(choices: Sequence[T], rng: random.Random) -> T:
@@ -119,6 +120,15 @@ class Balance:
 # A choice fills a step's slots: relation · 324 + description. Relation 0 also stands for none.
 _BASE = len(DESCRIPTIONS)
 _RARE = -1  # stands for a choice yet to be drawn from the rare ones
+_ALL_DESCRIPTIONS = list(range(_BASE))
+# The steps that always offer the same: a bare relation, and a bare value of one attribute.
+_FIXED_CHOICES = {
+    "relate": [relation * _BASE + ANYTHING for relation in range(len(RELATIONS))],
+    **{
+        f"filter_{name}": [d for d in _ALL_DESCRIPTIONS if GIVEN[d] == 1 << i]
+        for i, name in enumerate(ATTRIBUTES)
+    },
+}
 
 
 class Options(NamedTuple):
@@ -137,59 +147,62 @@ class View:
         for i, o in enumerate(scene.objects):
             for description in FITTING[o.size, o.color, o.material, o.shape]:
                 self.matching[description] |= 1 << i
-        # Many descriptions fit the same objects, and then allow the same choices.
-        self.synonymous: dict[int, list[int]] = {}  # objects → the descriptions of just them
+        # Many descriptions fit the same objects, and what one of them allows, all do. For each
+        # relation: the choices that pair it with a description of just these objects.
+        alike: dict[int, list[int]] = {}
         for description, objects in enumerate(self.matching):
             if objects:
-                self.synonymous.setdefault(objects, []).append(description)
+                alike.setdefault(objects, []).append(description)
+        self._alike = [
+            [(objects, [r * _BASE + d for d in alike[objects]]) for objects in alike]
+            for r in range(len(RELATIONS))
+        ]
         self._options: dict[tuple[str, Outcome], Options] = {}
 
     def options(self, step: Step, source: Outcome) -> Options:
+        """What a step may choose, after an input with this outcome."""
         key = step.function, source
         if key not in self._options:
-            self._options[key] = self._find_options(step, int(source))
+            if step.function in _FIXED_CHOICES:
+                found = Options(_FIXED_CHOICES[step.function], [])
+            elif step.relates:
+                found = self._relations_and_descriptions(int(source), step.concludes)
+            else:
+                found = self._descriptions(int(source), step.concludes)
+            self._options[key] = found
         return self._options[key]
 
-    def _find_options(self, step: Step, source: int) -> Options:
-        match step.function.split("_"):
-            case ["relate"]:
-                return Options([r * _BASE + ANYTHING for r in range(len(RELATIONS))], [])
-            case ["filter", "size" | "color" | "material" | "shape"]:
-                lone = [i for i, f in enumerate(FILTERS) if [n for n, _ in f] == [step.function]]
-                return Options(lone, [])
-            case ["relate", *_]:
-                return self._relations(source, step.concludes)
-            case _:
-                return self._filters(source, step.concludes)
+    def _descriptions(self, source: int, concludes: str) -> Options:
+        """Descriptions that fit something in the scene, and of the others some at random.
 
-    def _filters(self, source: int, concludes: str) -> Options:
-        """Descriptions of `source`: those that fit something in the scene, and some at random.
-
-        The random ones mostly fit nothing, so that "no" and "0" are not too rare.
+        Those mostly fit nothing, so that "no" and "0" are no rare answers.
         """
-        fitting, single = [], []
-        for objects, descriptions in self.synonymous.items():
-            fitting += descriptions
+        usual: list[int] = []
+        single: list[int] = []
+        for objects, descriptions in self._alike[0]:
+            usual += descriptions
             if (objects & source).bit_count() == 1:
                 single += descriptions
         if concludes == "unique":
             return Options(single, [])
-        if not concludes:
-            fitting.remove(ANYTHING)  # an operand of `or` should say something
-        extras = len(fitting) if concludes == "exist" else len(single)
-        return Options(fitting + [_RARE] * extras, list(range(_BASE)))
+        if not concludes:  # an operand of "or" should say something
+            usual = [description for description in usual if description != ANYTHING]
+        extras = len(usual) if concludes == "exist" else len(single)
+        return Options(usual + [_RARE] * extras, _ALL_DESCRIPTIONS)
 
-    def _relations(self, source: int, concludes: str) -> Options:
+    def _relations_and_descriptions(self, source: int, concludes: str) -> Options:
         """Pairs of a relation to the object `source` and a description of what is found there."""
         telling: list[int] = []
         trivial: list[int] = []
-        for r, related in enumerate(self.related):
+        for related, alike in zip(self.related, self._alike, strict=True):
             there = related[source]
-            for objects, descriptions in self.synonymous.items():
-                found = (objects & there).bit_count()
-                if found == 1 if concludes == "unique" else found or concludes:
-                    pairs = trivial if objects & there == objects else telling
-                    pairs += [r * _BASE + description for description in descriptions]
+            for objects, pairs in alike:
+                found = objects & there
+                if found == objects:  # none of them is elsewhere
+                    if concludes != "unique" or found.bit_count() == 1:
+                        trivial += pairs
+                elif found.bit_count() == 1 if concludes == "unique" else found or concludes:
+                    telling += pairs
         extras = round(len(telling) * TRIVIAL_SHARE / (1 - TRIVIAL_SHARE))
         return Options(telling + [_RARE] * min(extras, len(trivial)), trivial)
 
@@ -213,66 +226,71 @@ class Search:
         if k == len(self._steps):
             return self._is_wanted()
         step, outcomes = self._steps[k], self._outcomes
+        if not step.slots:
+            outcomes[k] = self._outcome(step, 0, outcomes)
+            return self.fill(k + 1)
         state = (k, *[outcomes[i] for i in step.needed])
         if state in self._dead_ends:
             return False
-        for choice, outcome in self._possibilities(step):
-            if any(outcome == outcomes[i] for i in step.differs_from):
+        hopeless = set() if step.differs_from is None else {outcomes[step.differs_from]}
+        for choice in self._choices_for(step):
+            outcome = self._outcome(step, choice, outcomes)
+            if outcome in hopeless:
                 continue
             self._choices[k], outcomes[k] = choice, outcome
             if self.fill(k + 1):
                 return True
+            if not self._family.relations:  # or the choice itself matters to the last test
+                hopeless.add(outcome)
         self._dead_ends.add(state)
         return False
 
-    def _possibilities(self, step: Step) -> Iterator[tuple[int, Outcome]]:
-        """What can be chosen at a step, in random order, with the outcome it leads to."""
-        facts = self._view.facts
-        inputs = [self._outcomes[i] for i in step.inputs]
-        if not step.slots:
-            yield 0, OPERATIONS[step.function](facts, *inputs)
-            return
-        source = int(inputs[0])
-        conclude = OPERATIONS[step.concludes] if step.concludes else None
-        pool, rare = map(list, self._view.options(step, source))
+    def _choices_for(self, step: Step) -> Iterator[int]:
+        """What a step may choose, in random order."""
+        pool, rare = self._view.options(step, self._outcomes[step.inputs[0]])
+        pool, rare = pool.copy(), rare.copy()
         while pool:
             choice = _draw(pool, self._rng)
             if choice == _RARE:
                 choice = _draw(rare, self._rng)
-            relation, description = divmod(choice, _BASE)
-            if GIVEN[description] & step.empty:
-                continue
-            there = self._view.related[relation][source] if step.relates else source
-            found = there & self._view.matching[description]
-            yield choice, conclude(facts, found) if conclude else found
+            if not GIVEN[choice % _BASE] & step.empty:
+                yield choice
+
+    def _outcome(self, step: Step, choice: int, outcomes: list[Outcome]) -> Outcome:
+        """What a step leads to with its slots filled, after what came before it."""
+        facts = self._view.facts
+        if not step.slots:
+            return OPERATIONS[step.function](facts, *[outcomes[i] for i in step.inputs])
+        objects = int(outcomes[step.inputs[0]])
+        relation, description = divmod(choice, _BASE)
+        if step.relates:
+            objects = self._view.related[relation][objects]
+        objects &= self._view.matching[description]
+        return OPERATIONS[step.concludes](facts, objects) if step.concludes else objects
 
     def _is_wanted(self) -> bool:
         if spoken(self._outcomes[-1]) not in self._balance.welcome:
             return False
-        return not self._has_idle_relation()
+        return not any(self._is_idle(k) for k in self._family.relations)
 
-    def _has_idle_relation(self) -> bool:
-        """Would the answer be the same, were a relation left out? (Composite steps may be.)"""
-        if not any(step.function == "relate" for step in self._steps):
+    def _is_idle(self, k: int) -> bool:
+        """Would the answer be the same if step k, a relation, gave all objects there are?"""
+        outcomes = self._outcomes.copy()
+        outcomes[k] = self._view.facts.everything
+        try:
+            for later in self._steps[k].followers:
+                step, choice = self._steps[later], self._choices[later]
+                outcomes[later] = self._outcome(step, choice, outcomes)
+        except PresumptionError:
             return False
-        program = self._program()
-        answer = spoken(self._outcomes[-1])
-        for i, step in enumerate(program):
-            if step["function"] == "relate":
-                changed = [*program[:i], node("scene", [], []), *program[i + 1 :]]
-                try:
-                    if execute(changed, self._view.facts) == answer:
-                        return True
-                except PresumptionError:
-                    pass
-        return False
+        return outcomes[-1] == self._outcomes[-1]
 
     # --- what was found ---
 
     def question(self) -> Question:
         program = self._program()
         answer = execute(program, self._view.facts)
-        return Question(self._text(), answer, program, self._family.index)
+        return Question(self._text(), answer, program, self._family.number)
 
     def _program(self) -> Program:
         program: Program = []
