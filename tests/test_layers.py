@@ -7,6 +7,9 @@ import macnet
 
 ORDER = [
     "errors",
+    "disk",
+    "progress",
+    "workers",
     "clevr.camera",
     "clevr.scene",
     "clevr.shapes",
@@ -15,6 +18,8 @@ ORDER = [
     "clevr.program",
     "clevr.families",
     "clevr.questions",
+    "clevr.release",
+    "clevr.pictures",
     "clevr.world",
     "clevr.generate",
     "clevr.sheet",

@@ -1,0 +1,87 @@
+"""How CLEVR lies on disk: the names of its files and the records in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+from macnet.clevr.questions import Question
+from macnet.clevr.scene import MAX_OBJECTS, Scene, from_record
+from macnet.disk import read_json
+from macnet.errors import InputError
+
+SPLITS = ("train", "val", "test")
+
+
+def image_name(split: str, index: int) -> str:
+    return f"CLEVR_{split}_{index:06d}.png"
+
+
+def images_folder(root: Path, split: str) -> Path:
+    return root / "images" / split
+
+
+def scenes_file(root: Path, split: str) -> Path:
+    return root / "scenes" / f"CLEVR_{split}_scenes.json"
+
+
+def questions_file(root: Path, split: str) -> Path:
+    return root / "questions" / f"CLEVR_{split}_questions.json"
+
+
+def is_secret(split: str) -> bool:
+    """Of a test split the release gives images and questions, but neither scenes nor answers."""
+    return split.startswith("test")
+
+
+def info(split: str) -> dict[str, str]:
+    # No date of its own: the same world made twice is the same to the byte.
+    return {"date": "undated", "version": "1.0", "split": split, "license": "made by macnet"}
+
+
+def question_record(question: Question, split: str, image: int) -> dict[str, Any]:
+    """A question as the release stores it, but for its `question_index`."""
+    record: dict[str, Any] = {
+        "split": split,
+        "image_index": image,
+        "image_filename": image_name(split, image),
+        "question": question.text,
+    }
+    if not is_secret(split):
+        record["answer"] = question.answer
+        record["question_family_index"] = question.family
+        record["program"] = question.program
+    return record
+
+
+def read_records(path: Path, key: str) -> list[Mapping[str, Any]]:
+    """The list a scene or question file holds, each entry with the image it belongs to."""
+    content = read_json(path)
+    records = content.get(key) if isinstance(content, dict) else None
+    if not isinstance(records, list):
+        raise InputError(f'{path}: it has no list "{key}"')
+    for i, record in enumerate(records):
+        name = record.get("image_filename") if isinstance(record, dict) else None
+        if not isinstance(name, str):
+            raise InputError(f'{path}: entry {i} of "{key}" has no "image_filename"')
+        if name in ("", ".", "..") or PurePath(name).name != name:  # it becomes a path of ours
+            raise InputError(f'{path}: entry {i} of "{key}" has the image_filename {name!r}')
+    return records
+
+
+def read_scenes(path: Path) -> dict[str, Scene]:
+    """The scenes of a file, the release's or our own, by the names of their images."""
+    records = read_records(path, "scenes")
+    scenes = {
+        record["image_filename"]: from_record(record, f"{path}: scene {i}")
+        for i, record in enumerate(records)
+    }
+    for name, scene in scenes.items():
+        if len(scene.objects) > MAX_OBJECTS:
+            raise InputError(f"{path}: the scene of {name} has more than {MAX_OBJECTS} objects")
+    if len(scenes) < len(records):
+        raise InputError(f"{path}: two of its scenes have the same image_filename")
+    if not scenes:
+        raise InputError(f"{path}: it holds no scenes")
+    return scenes

@@ -1,0 +1,234 @@
+"""The commands. This is the only file that knows the argument parser.
+
+What a command needs is imported inside it: torch takes seconds to load, and `--help` needs none.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from macnet.errors import InputError
+
+Quality = Literal["fast", "fine"]
+Size = Annotated[str, tyro.conf.arg(metavar="WIDTHxHEIGHT")]
+Device = Annotated[str, tyro.conf.arg(metavar="auto|cpu|cuda")]
+ScenesJson = Annotated[Path, tyro.conf.arg(metavar="SCENES_JSON")]
+Out = Annotated[Path, tyro.conf.arg(metavar="OUT")]
+OutPng = Annotated[Path, tyro.conf.arg(metavar="OUT.png")]
+
+
+def generate(
+    out: Out,
+    /,
+    train: int = 0,
+    val: int = 0,
+    test: int = 0,
+    seed: int = 0,
+    questions_per_image: int = 10,
+    size: Size = "480x320",
+    condition: Annotated[Literal["A", "B"] | None, tyro.conf.arg(metavar="A|B")] = None,
+    quality: Quality = "fast",
+    device: Device = "auto",
+    workers: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
+) -> None:
+    """Make a CLEVR world on disk, in the layout and schema of the release.
+
+    The same seed gives the same files, whatever the number of workers. A run that was stopped,
+    even killed, goes on where it was when the same command is given again.
+
+    Args:
+        out: Folder of the dataset; new, empty, or with the same world unfinished.
+        train: Number of training images.
+        val: Number of validation images.
+        test: Number of test images; their scenes and answers are not written, as in the release.
+        seed: Any whole number; another seed is another world.
+        questions_per_image: Each comes from another of the 90 families.
+        size: Of the images, in pixels.
+        condition: CoGenT: which colours cubes and cylinders have; splits are then called trainA, …
+        quality: fast is for training, fine for looking at.
+        device: Where pictures are made; auto takes a GPU if there is one.
+        workers: Processes; as many as there are cores if not given, on a GPU at most 8.
+    """
+    from macnet.clevr.generate import default_workers
+    from macnet.clevr.generate import generate as run
+    from macnet.clevr.world import World
+
+    width, height = _size(size)
+    world = World(seed, condition, width, height, quality, questions_per_image)
+    counts = {"train": train, "val": val, "test": test}
+    device = _device(device)
+    workers = default_workers(device) if workers is None else workers
+    start = time.monotonic()
+    if run(out, world, counts, device=device, workers=workers):
+        print(f"{out}: {sum(counts.values())} images made in {time.monotonic() - start:.0f} s")
+    else:
+        print(f"{out}: this world is finished already; nothing to do")
+
+
+def render(
+    scenes_json: ScenesJson,
+    out: Out,
+    /,
+    size: Size = "480x320",
+    quality: Quality = "fine",
+    device: Device = "auto",
+) -> None:
+    """Draw the scenes of a CLEVR scene file, the release's or one made here.
+
+    Where a scene has no camera, as in the release, it is found from the objects' pixel_coords.
+    Pictures that are in the folder already are kept as they are.
+
+    Args:
+        scenes_json: A file such as CLEVR_val_scenes.json.
+        out: Folder for the pictures, which are named by the scenes' image_filename.
+        size: Of the pictures, in pixels.
+        quality: fast is for training, fine for looking at.
+        device: Where pictures are made; auto takes a GPU if there is one.
+    """
+    from macnet.clevr.pictures import draw_file
+
+    width, height = _size(size)
+    drawn, kept = draw_file(scenes_json, out, width, height, quality, _device(device))
+    print(f"{out}: {drawn} pictures drawn" + (f", {kept} were there already" if kept else ""))
+
+
+def sheet(
+    data: Annotated[Path, tyro.conf.arg(metavar="DATA")],
+    out: OutPng,
+    /,
+    images: int = 12,
+) -> None:
+    """Make a contact sheet of a dataset: images, a question and its answer under each.
+
+    Args:
+        data: Folder of a dataset, made here or the release.
+        out: The picture to write, a PNG.
+        images: How many to show.
+    """
+    from macnet.clevr.sheet import contact_sheet
+
+    _at_least_one("--images", images)
+    print(f"{out}: a sheet of {contact_sheet(data, out, images)} images")
+
+
+def compare(
+    scenes_json: ScenesJson,
+    images_dir: Annotated[Path, tyro.conf.arg(metavar="IMAGES_DIR")],
+    out: OutPng,
+    /,
+    images: int = 8,
+    quality: Quality = "fine",
+    device: Device = "auto",
+    json_file: Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")] = None,
+) -> None:
+    """Set our renderings beside the originals, for anyone who has real CLEVR.
+
+    Every scene that has an image is rendered and its PSNR printed; the sheet shows the first of
+    them: original, ours, difference.
+
+    Args:
+        scenes_json: A scene file of the release, such as CLEVR_val_scenes.json.
+        images_dir: Folder of its images.
+        out: The picture to write, a PNG.
+        images: How many the sheet shows.
+        quality: fast is for training, fine for looking at.
+        device: Where pictures are made; auto takes a GPU if there is one.
+        json_file: A file to write the numbers to.
+    """
+    from macnet.clevr.sheet import compare as run
+    from macnet.disk import whole_file
+
+    _at_least_one("--images", images)
+    measured = run(
+        scenes_json, images_dir, out, shown=images, quality=quality, device=_device(device)
+    )
+    mean = sum(measured.values()) / len(measured)
+    table = Table("image", "PSNR, dB", title=f"{quality} quality")
+    for name, value in measured.items():
+        table.add_row(name, f"{value:.2f}")
+    table.add_section()
+    table.add_row(f"mean of {len(measured)}", f"{mean:.2f}")
+    Console().print(table)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(json_file) as file:
+            numbers = {"quality": quality, "mean_psnr": mean, "psnr": measured}
+            file.write(json.dumps(numbers, indent=1).encode() + b"\n")
+    print(f"{out}: a sheet of {min(images, len(measured))} images")
+
+
+def _size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    if not match:
+        raise InputError(f"--size is {text!r}; it must be two positive numbers, such as 480x320")
+    return int(match[1]), int(match[2])
+
+
+def _at_least_one(flag: str, value: int) -> None:
+    if value < 1:
+        raise InputError(f"{flag} is {value}; it must be at least 1")
+
+
+def _device(name: str) -> str:
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if name == "auto":
+        return "cuda" if gpus else "cpu"
+    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
+    if not match:
+        raise InputError(f"--device is {name!r}; it must be auto, cpu, cuda or cuda:N")
+    if name != "cpu" and int(match[1] or 0) >= gpus:
+        raise InputError(f"--device is {name}, but this machine has {gpus} usable GPUs")
+    return name
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "generate": generate,
+    "render": render,
+    "sheet": sheet,
+    "compare": compare,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command, by default that of the command line; returns its exit code."""
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="macnet",
+            description="MAC networks, and the CLEVR world they reason about.",
+            args=arguments,
+        )
+    except InputError as error:
+        return _complain(str(error), 2)
+    except KeyboardInterrupt:
+        return _complain("stopped; the same command goes on from here", 130)
+    except BrokenProcessPool:
+        return _complain("a worker was killed, perhaps for memory; try with fewer --workers", 2)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why = "no space left; make room, and the same command goes on from here"
+        elif error.filename is not None:
+            why = error.strerror or str(error)
+        else:
+            raise
+        return _complain(f"{error.filename}: {why}", 2)
+    return 0
+
+
+def _complain(sentence: str, code: int) -> int:
+    print(f"macnet: {sentence}", file=sys.stderr)
+    return code

@@ -1,0 +1,80 @@
+"""Processes that do the work of one, and never outlive it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+
+class InProcess(Executor):
+    """An executor that does the work at once, where it stands: what no workers at all means."""
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@contextmanager
+def pool(workers: int) -> Iterator[Executor]:
+    """An executor of so many processes; they end when the block is left, or its process dies.
+
+    The processes are spawned, not forked: a forked one cannot use CUDA.
+    """
+    if workers == 0:
+        yield InProcess()
+        return
+    spawn = multiprocessing.get_context("spawn")
+    # Only this process holds the writing end. Once it is closed, by us or by the kernel after a
+    # kill -9, the workers read the end of the stream and go; an executor alone would leave them.
+    reading, writing = spawn.Pipe(duplex=False)
+    executor = ProcessPoolExecutor(
+        workers, mp_context=spawn, initializer=_prepare_worker, initargs=(reading,)
+    )
+    try:
+        _start_workers(executor, workers)
+        yield executor
+    except BaseException:
+        writing.close()  # whatever the workers are at, nobody waits for it any more
+        raise
+    finally:
+        executor.shutdown(cancel_futures=True)
+        writing.close()
+        reading.close()
+
+
+def _start_workers(executor: Executor, workers: int) -> None:
+    """Ctrl-C reaches every process of a terminal, but is for this one to decide about.
+
+    Hence the others are born with their ears shut: whoever blocks a signal hands that down.
+    """
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        for _ in range(workers):
+            executor.submit(os.getpid)  # an executor starts a process when it is given work
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
+
+
+def _prepare_worker(lifeline: Connection) -> None:
+    torch.set_num_threads(1)  # the processes share the cores already
+
+    def end_with_parent() -> None:
+        try:
+            lifeline.recv()
+        except EOFError:
+            os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()

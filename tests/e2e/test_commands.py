@@ -1,0 +1,187 @@
+"""The commands as a user runs them: each in a process of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+MACNET = Path(sys.executable).with_name("macnet")
+REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
+# Enough groups of ten for a run to be stopped between two of them.
+SMALL = ("--train", "90", "--val", "4", "--test", "4", "--size", "96x64", "--seed", "3")
+
+
+def macnet(*arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    run = subprocess.run([MACNET, *arguments], capture_output=True, text=True, check=False)
+    assert run.returncode == code, run.stderr
+    assert "Traceback" not in run.stderr
+    return run
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("world") / "world"
+    run = macnet("generate", out, *SMALL)
+    assert f"{out}: 98 images made in" in run.stdout
+    assert "drawn 98/98" in run.stderr
+    return out
+
+
+def test_generate_again_is_a_no_op(world: Path) -> None:
+    before = hashes(world)
+    start = time.monotonic()
+    run = macnet("generate", world, *SMALL)
+    assert "finished already; nothing to do" in run.stdout
+    assert time.monotonic() - start < 20
+    assert hashes(world) == before
+
+
+def test_generate_refuses_another_world(world: Path) -> None:
+    before = hashes(world)
+    run = macnet("generate", world, *SMALL[:-1], "4", code=2)
+    assert run.stderr == (
+        f"macnet: {world}: it holds another world (--seed 3 where 4 is asked for); "
+        "give another folder\n"
+    )
+    assert hashes(world) == before
+
+
+def stop_in_the_middle(out: Path, stop: Callable[[subprocess.Popen[str]], None]) -> str:
+    """Start to generate, stop once a group is finished, and see that nobody is left at work."""
+    command = [MACNET, "generate", out, *SMALL, "--workers", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
+        deadline = time.monotonic() + 60
+        while not list(out.glob(".unfinished/*drawn*.jsonl")):
+            assert run.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+        assert children
+        stop(run)
+        assert run.stderr is not None
+        said = run.stderr.read()
+    deadline = time.monotonic() + 10
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline, "workers outlive their parent"
+        time.sleep(0.01)
+    assert (out / ".unfinished").exists()
+    return said
+
+
+def test_killed_and_run_again_is_as_if_never_killed(world: Path, tmp_path: Path) -> None:
+    out = tmp_path / "world"
+    stop_in_the_middle(out, lambda run: os.kill(run.pid, signal.SIGKILL))
+    done = [
+        json.loads(line)["image_filename"]
+        for part in out.glob(".unfinished/*drawn*.jsonl")
+        for line in part.read_text().splitlines()
+    ]
+    assert 0 < len(done) < 98
+    # Under a final name there are whole pictures only, as in the unbroken run.
+    finished = {name: value for name, value in hashes(out).items() if not name.count("/.")}
+    finished = {name: value for name, value in finished.items() if name.startswith("images")}
+    assert finished.items() <= hashes(world).items()
+    images = {path.name: path for path in out.rglob("*.png")}
+    before = {name: images[name].stat().st_mtime_ns for name in done}
+    macnet("generate", out, *SMALL)
+    assert {name: images[name].stat().st_mtime_ns for name in done} == before
+    assert hashes(out) == hashes(world)
+
+
+def test_interrupted_it_says_how_to_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "world"
+
+    def interrupt(run: subprocess.Popen[str]) -> None:
+        run.send_signal(signal.SIGINT)
+        assert run.wait(timeout=20) == 130
+
+    said = stop_in_the_middle(out, interrupt)
+    assert said.splitlines()[-1] == "macnet: stopped; the same command goes on from here"
+    assert "Traceback" not in said
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    try:
+        mounted = subprocess.run(mount, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        run = macnet("generate", disk / "world", *SMALL, code=2)
+        last = run.stderr.splitlines()[-1]
+        assert last.startswith(f"macnet: {disk}/world/")
+        assert last.endswith("no space left; make room, and the same command goes on from here")
+        for path in disk.rglob("*.png"):
+            with Image.open(path) as image:
+                image.load()
+        assert not list(disk.glob("world/questions/*"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_render_draws_a_scene_file_and_goes_on(world: Path, tmp_path: Path) -> None:
+    scenes = world / "scenes" / "CLEVR_val_scenes.json"
+    command = ("render", scenes, tmp_path, "--size", "96x64", "--quality", "fast")
+    assert "4 pictures drawn" in macnet(*command).stdout
+    drawn = hashes(tmp_path)
+    made = {name: hashes(world)[f"images/val/{name}"] for name in drawn}
+    assert len(drawn) == 4
+    assert drawn == made
+    (tmp_path / "CLEVR_val_000002.png").unlink()
+    assert "1 pictures drawn, 3 were there already" in macnet(*command).stdout
+    assert hashes(tmp_path) == drawn
+
+
+def test_sheet(world: Path, tmp_path: Path) -> None:
+    out = tmp_path / "sheet.png"
+    assert f"{out}: a sheet of 6 images" in macnet("sheet", world, out, "--images", "6").stdout
+    with Image.open(out) as sheet:
+        assert len(sheet.getcolors(1 << 24) or []) > 100
+
+
+def test_compare_with_originals(tmp_path: Path) -> None:
+    real = REFERENCE / "clevr_train32"
+    if not real.exists():
+        pytest.skip(f"there are no originals in {real}")
+    content = json.loads((real / "scenes" / "CLEVR_train_scenes.json").read_text())
+    content["scenes"] = content["scenes"][:2]
+    (tmp_path / "scenes.json").write_text(json.dumps(content))
+    out, numbers = tmp_path / "sheet.png", tmp_path / "numbers.json"
+    run = macnet(
+        "compare", tmp_path / "scenes.json", real / "images" / "train", out,
+        "--quality", "fast", "--json", numbers,
+    )  # fmt: skip
+    measured = json.loads(numbers.read_text())
+    assert len(measured["psnr"]) == 2
+    assert measured["mean_psnr"] == pytest.approx(np.mean(list(measured["psnr"].values())))
+    assert f"{measured['mean_psnr']:.2f}" in run.stdout
+    assert 20 < measured["mean_psnr"] < 50
+    assert out.exists()
+
+
+@pytest.mark.parametrize("command", [(), ("generate",), ("render",), ("sheet",), ("compare",)])
+def test_help(command: tuple[str, ...]) -> None:
+    run = macnet(*command, "--help")
+    assert "usage: macnet" in run.stdout
+    assert run.stderr == ""

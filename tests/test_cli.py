@@ -1,0 +1,182 @@
+"""Bad input is answered with one sentence and exit code 2, and leaves nothing behind."""
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from macnet.clevr.release import image_name
+from macnet.clevr.scene import Object, Scene, to_record
+from macnet.cli import main
+
+SCENE = Scene(
+    (
+        Object("large", "red", "metal", "cube", 0.0, 0.0, 45.0),
+        Object("small", "blue", "rubber", "sphere", 2.0, 1.0, 0.0),
+    )
+)
+RECORD = to_record(SCENE, "val", 0, image_name("val", 0), 480, 320)
+
+
+def changed(path: tuple[str | int, ...], value: Any = None) -> str:
+    """A scene file with one value replaced, or removed."""
+    content: Any = json.loads(json.dumps({"info": {}, "scenes": [RECORD]}))
+    holder = content
+    for step in path[:-1]:
+        holder = holder[step]
+    if value is None:
+        del holder[path[-1]]
+    else:
+        holder[path[-1]] = value
+    return json.dumps(content)
+
+
+FIRST = ("scenes", 0, "objects", 0)
+BROKEN_SCENES = {
+    "no JSON": ("objects: none", "not JSON, or cut short"),
+    "cut short": (changed(("info",), {})[:-40], "not JSON, or cut short"),
+    "no scenes": (changed(("scenes",)), 'it has no list "scenes"'),
+    "not even one": (changed(("scenes",), []), "it holds no scenes"),
+    "not a record": (changed(("scenes",), [1]), 'entry 0 of "scenes" has no "image_filename"'),
+    "no objects": (changed(("scenes", 0, "objects")), 'scene 0: the scene has no "objects"'),
+    "no shape": (changed((*FIRST, "shape")), 'scene 0: object 0 has no "shape"'),
+    "unknown colour": (changed((*FIRST, "color"), "pink"), "has the unknown color 'pink'"),
+    "no place": (changed((*FIRST, "3d_coords"), [1, "x"]), "must be three numbers"),
+    "no image name": (changed(("scenes", 0, "image_filename")), 'has no "image_filename"'),
+    "a path": (changed(("scenes", 0, "image_filename"), "../../x.png"), "image_filename '../../x"),
+    "twice": (changed(("scenes",), [RECORD, RECORD]), "the same image_filename"),
+    "too many": (
+        changed(("scenes", 0, "objects"), RECORD["objects"] * 6),
+        "has more than 10 objects",
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) -> str:
+    assert main(arguments) == code
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("macnet: ")
+    return line
+
+
+@pytest.mark.parametrize("case", BROKEN_SCENES)
+@pytest.mark.parametrize("command", ["render", "compare"])
+def test_scene_files(
+    case: str, command: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content, expected = BROKEN_SCENES[case]
+    (here / "scenes.json").write_text(content)
+    arguments = {"render": ["out"], "compare": [".", "out.png"]}[command]
+    said = complaint(capsys, command, "scenes.json", *arguments)
+    assert said.startswith("macnet: scenes.json: ")
+    assert expected in said
+    assert [path.name for path in here.iterdir()] == ["scenes.json"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("--train 1 --size 480", "--size is '480'; it must be two positive numbers"),
+        ("--train 1 --size 0x320", "--size is '0x320'"),
+        ("--train 1 --size 480x-320", "--size is '480x-320'"),
+        ("--train 1 --questions-per-image 91", "--questions-per-image is 91; it must lie between"),
+        ("--train 1 --questions-per-image 0", "--questions-per-image is 0"),
+        ("--train -1 --val 2", "--train -1 --val 2 --test 0: counts must not be negative"),
+        ("", "--train 0 --val 0 --test 0: counts must not be negative, and not all be zero"),
+        ("--train 1 --workers 0", "--workers is 0; at least one is needed"),
+        ("--train 1 --device tpu", "--device is 'tpu'"),
+        ("--train 1 --device cuda:99", "--device is cuda:99, but this machine has"),
+    ],
+)
+def test_generate(
+    arguments: str, expected: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert expected in complaint(capsys, "generate", "out", *arguments.split())
+    assert list(here.iterdir()) == []
+
+
+def test_generate_into_what_is_not_its_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "file").write_text("mine")
+    assert "this is a file" in complaint(capsys, "generate", "file", "--train", "1")
+    assert "it holds something else already (file)" in complaint(
+        capsys, "generate", ".", "--train", "1"
+    )
+    (here / "world.json").write_text("{}")
+    assert "it holds another world" in complaint(capsys, "generate", ".", "--train", "1")
+    (here / "world.json").write_text("{")
+    assert "not JSON" in complaint(capsys, "generate", ".", "--train", "1")
+    assert sorted(path.name for path in here.iterdir()) == ["file", "world.json"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate"],
+        ["generate", "out", "--train", "many"],
+        ["generate", "out", "--condition", "C"],
+        ["generate", "out", "--quality", "best"],
+        ["paint", "out"],
+        [],
+    ],
+)
+def test_usage(arguments: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err
+    assert list(here.iterdir()) == []
+
+
+def test_files_that_are_not_there(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "x.json: there is no such file" in complaint(capsys, "render", "x.json", "out")
+    assert "no images with questions" in complaint(capsys, "sheet", "nowhere", "out.png")
+    assert "--images is 0" in complaint(capsys, "sheet", ".", "out.png", "--images", "0")
+    assert list(here.iterdir()) == []
+
+
+def full_disk(self: Image.Image, file: Any, *_: Any, **__: Any) -> None:
+    file.write(b"half a picture")
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "scenes.json").write_text(json.dumps({"info": {}, "scenes": [RECORD]}))
+    monkeypatch.setattr(Image.Image, "save", full_disk)
+    said = complaint(capsys, "render", "scenes.json", "out", "--size", "48x32")
+    assert said.startswith("macnet: out/CLEVR_val_000000.png: no space left; make room")
+    assert list((here / "out").iterdir()) == []
+
+
+def test_a_folder_that_may_not_be_written(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)  # the tests may run as root, who may do anything
+    said = complaint(capsys, "generate", "out", "--train", "1")
+    assert said == "macnet: out: Permission denied"
+
+
+def test_an_interruption(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("macnet.clevr.pictures.draw_file", interrupt)
+    said = complaint(capsys, "render", "scenes.json", "out", code=130)
+    assert said == "macnet: stopped; the same command goes on from here"

@@ -1,0 +1,243 @@
+"""A dataset on disk: the released layout and schema, the same bytes however it came about."""
+
+import hashlib
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from macnet.clevr.generate import generate
+from macnet.clevr.questions import BLOCK, FAMILIES
+from macnet.clevr.release import read_scenes
+from macnet.clevr.render import render
+from macnet.clevr.scene import COGENT, from_record
+from macnet.clevr.world import World, make_questions, make_scenes
+from macnet.errors import InputError
+
+REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
+WORLD = World(seed=5, width=96, height=64)
+COUNTS = {"train": 23, "val": 12, "test": 4}
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("made") / "world"
+    assert generate(out, WORLD, COUNTS, device="cpu", workers=2)
+    return out
+
+
+def load(made: Path, what: str, split: str) -> list[dict[str, Any]]:
+    content = json.loads((made / what / f"CLEVR_{split}_{what}.json").read_text())
+    assert content["info"]["split"] == split
+    assert content["info"]["version"] == "1.0"
+    assert set(content) == {"info", what}
+    records: list[dict[str, Any]] = content[what]
+    return records
+
+
+def test_the_layout_is_the_released_one(made: Path) -> None:
+    expected = {
+        f"images/{split}/CLEVR_{split}_{i:06d}.png"
+        for split, count in COUNTS.items()
+        for i in range(count)
+    }
+    expected |= {f"questions/CLEVR_{split}_questions.json" for split in COUNTS}
+    expected |= {f"scenes/CLEVR_{split}_scenes.json" for split in ("train", "val")}
+    assert set(hashes(made)) == expected | {"world.json"}
+    assert not (made / ".unfinished").exists()
+
+
+def test_images_are_opaque_pngs_of_their_scenes(made: Path) -> None:
+    scenes = read_scenes(made / "scenes" / "CLEVR_val_scenes.json")
+    rendered = render(list(scenes.values())[:10], 96, 64).images.numpy()
+    for name, expected in zip(scenes, rendered, strict=False):
+        with Image.open(made / "images" / "val" / name) as image:
+            assert image.format == "PNG"
+            assert image.mode == "RGBA"
+            pixels = np.asarray(image)
+        assert (pixels[..., 3] == 255).all()
+        np.testing.assert_array_equal(pixels[..., :3], expected)
+
+
+def test_scenes_are_those_of_the_seed(made: Path) -> None:
+    for split in ("train", "val"):
+        records = load(made, "scenes", split)
+        scenes = [from_record(record, "scene", 96, 64) for record in records]
+        assert scenes == make_scenes(WORLD, split, range(COUNTS[split]), "cpu")
+        assert [record["image_index"] for record in records] == list(range(COUNTS[split]))
+
+
+def test_questions_are_those_of_the_scenes(made: Path) -> None:
+    for split in ("train", "val"):
+        scenes = [from_record(record, "scene", 96, 64) for record in load(made, "scenes", split)]
+        expected = [
+            (i, q.text, q.answer, q.program, q.family)
+            for i, asked in enumerate(make_questions(WORLD, split, 0, scenes))
+            for q in asked
+        ]
+        records = load(made, "questions", split)
+        assert [r["question_index"] for r in records] == list(range(len(records)))
+        assert all(0 <= r["question_family_index"] < FAMILIES for r in records)
+        names = ("image_index", "question", "answer", "program", "question_family_index")
+        assert [tuple(r[name] for name in names) for r in records] == expected
+
+
+def test_the_test_split_keeps_its_answers_to_itself(made: Path) -> None:
+    public = {"image_index", "split", "image_filename", "question_index", "question"}
+    records = load(made, "questions", "test")
+    assert len(records) == 10 * COUNTS["test"]
+    assert all(set(record) == public for record in records)
+
+
+def kind(value: Any) -> Any:
+    """The shape of a record: its keys, and the types of what they hold."""
+    if isinstance(value, dict):
+        return {name: kind(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [kind(value[0])] if value else []
+    return type(value)
+
+
+@pytest.mark.parametrize("what", ["scenes", "questions"])
+def test_records_have_the_released_schema(made: Path, what: str) -> None:
+    reference = REFERENCE / "clevr_val100" / what / f"CLEVR_val_{what}.json"
+    if not reference.exists():
+        pytest.skip(f"there is no reference file {reference}")
+    real = json.loads(reference.read_text())[what]
+    ours = load(made, what, "val")
+    if what == "scenes":
+        for record in ours:
+            del record["camera"], record["lamps"]  # the two that the release does not have
+            for relation in record["relationships"].values():
+                relation.sort(key=len, reverse=True)  # so that the first, if any, is not empty
+        for relation in real[0]["relationships"].values():
+            relation.sort(key=len, reverse=True)
+    assert kind(ours[0]) == kind(real[0])
+    if what == "questions":
+        nodes = [node for record in ours for node in record["program"]]
+        assert all(set(node) == set(real[0]["program"][0]) for node in nodes)
+
+
+def test_the_number_of_workers_changes_nothing(made: Path, tmp_path: Path) -> None:
+    assert generate(tmp_path / "again", WORLD, COUNTS, device="cpu", workers=1)
+    assert hashes(tmp_path / "again") == hashes(made)
+
+
+def test_a_finished_world_is_left_alone(made: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
+    assert not generate(made, WORLD, COUNTS, device="cpu", workers=1)
+    assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
+
+
+def test_blocks_ask_for_themselves_and_count_on(tmp_path: Path) -> None:
+    world = World(seed=2, width=24, height=16, questions_per_image=2)
+    count = BLOCK + 3
+    generate(tmp_path / "w", world, {"train": count, "val": 0, "test": 0}, device="cpu", workers=2)
+    records = load(tmp_path / "w", "questions", "train")
+    assert [r["question_index"] for r in records] == list(range(len(records)))
+    scenes = list(read_scenes(tmp_path / "w" / "scenes" / "CLEVR_train_scenes.json").values())
+    last = [q.text for asked in make_questions(world, "train", 1, scenes[BLOCK:]) for q in asked]
+    assert [r["question"] for r in records if r["image_index"] >= BLOCK] == last
+    assert {path.name for path in (tmp_path / "w").iterdir()} == {
+        "images",
+        "questions",
+        "scenes",
+        "world.json",
+    }
+
+
+def test_a_condition_names_its_splits(tmp_path: Path) -> None:
+    world = World(seed=2, condition="B", width=24, height=16, questions_per_image=1)
+    generate(tmp_path / "w", world, {"train": 0, "val": 5, "test": 1}, device="cpu", workers=1)
+    assert set(hashes(tmp_path / "w")) == {
+        *(f"images/valB/CLEVR_valB_{i:06d}.png" for i in range(5)),
+        "images/testB/CLEVR_testB_000000.png",
+        "scenes/CLEVR_valB_scenes.json",
+        "questions/CLEVR_valB_questions.json",
+        "questions/CLEVR_testB_questions.json",
+        "world.json",
+    }
+    for record in load(tmp_path / "w", "scenes", "valB"):
+        assert record["split"] == "valB"
+        assert all(o["color"] in COGENT["B"][o["shape"]] for o in record["objects"])
+
+
+@pytest.mark.parametrize(
+    ("world", "counts", "complaint"),
+    [
+        (World(seed=6, width=96, height=64), COUNTS, "--seed 5 where 6 is asked for"),
+        (WORLD, COUNTS | {"train": 24}, "--train 23 where 24 is asked for"),
+        (World(seed=5), COUNTS, "--size 96x64 where 480x320 is asked for"),
+    ],
+)
+def test_another_world_is_refused_and_untouched(
+    made: Path, world: World, counts: dict[str, int], complaint: str
+) -> None:
+    before = hashes(made)
+    with pytest.raises(InputError, match=complaint):
+        generate(made, world, counts, device="cpu", workers=1)
+    assert hashes(made) == before
+
+
+def test_a_folder_with_anything_else_is_refused_and_untouched(tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "CLEVR_train_000000.png").write_bytes(b"real")
+    before = hashes(tmp_path)
+    with pytest.raises(InputError, match=r"it holds something else already \(images\)"):
+        generate(tmp_path, WORLD, COUNTS, device="cpu", workers=1)
+    assert hashes(tmp_path) == before
+
+
+def test_a_second_run_in_the_same_folder_waits_outside(tmp_path: Path) -> None:
+    from macnet.clevr.generate import _alone_in
+
+    with _alone_in(tmp_path), pytest.raises(InputError, match="another run is at work here"):
+        generate(tmp_path, WORLD, COUNTS, device="cpu", workers=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("stop_after", ["one part", "all parts", "one file"])
+def test_what_is_done_is_not_done_again(made: Path, tmp_path: Path, stop_after: str) -> None:
+    """Every state a killed run can leave behind leads to the same dataset."""
+    rng = random.Random(stop_after)
+    out = tmp_path / "w"
+    with pytest.MonkeyPatch.context() as patch:
+        import macnet.clevr.generate as module
+
+        join = module._join
+        joined: list[Path] = []
+
+        def stopping_join(path: Path, *rest: Any) -> None:
+            if len(joined) == (1 if stop_after == "one file" else 0):
+                raise KeyboardInterrupt
+            join(path, *rest)
+            joined.append(path)
+
+        patch.setattr(module, "_join", stopping_join)
+        with pytest.raises(KeyboardInterrupt):
+            generate(out, WORLD, COUNTS, device="cpu", workers=1)
+    parts = sorted((out / ".unfinished").iterdir())
+    assert len(parts) == 3 + 2 + 1 + 3  # groups of ten and blocks
+    if stop_after == "one part":
+        kept = rng.choice([part for part in parts if "drawn" in part.name])
+        for part in parts:
+            if part != kept:
+                part.unlink()
+    done = {path: path.stat().st_mtime_ns for path in out.rglob("*.png")}
+    assert generate(out, WORLD, COUNTS, device="cpu", workers=1)
+    assert hashes(out) == hashes(made)
+    redone = sum(path.stat().st_mtime_ns != when for path, when in done.items())
+    assert (redone > 0) == (stop_after == "one part")
+    assert redone < len(done)
