@@ -63,8 +63,19 @@ def test_generate_refuses_another_world(world: Path) -> None:
     assert hashes(world) == before
 
 
-def stop_in_the_middle(out: Path, stop: Callable[[subprocess.Popen[str]], None]) -> str:
-    """Start to generate, stop once a group is finished, and see that nobody is left at work."""
+def is_at_work(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"  # ended, though nobody has asked how
+
+
+def stop_in_the_middle(out: Path, stop: Callable[[subprocess.Popen[str], list[int]], None]) -> str:
+    """Start to generate, stop once a group is finished, and see that nobody is left at work.
+
+    `stop` is given the run and the process ids of its workers; what the run said is returned.
+    """
     command = [MACNET, "generate", out, *SMALL, "--workers", "2"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
         deadline = time.monotonic() + 60
@@ -72,13 +83,14 @@ def stop_in_the_middle(out: Path, stop: Callable[[subprocess.Popen[str]], None])
             assert run.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.005)
-        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-        assert children
-        stop(run)
+        listed = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text()
+        children = [int(child) for child in listed.split()]
+        assert len(children) >= 2
+        stop(run, children)
         assert run.stderr is not None
         said = run.stderr.read()
     deadline = time.monotonic() + 10
-    while any(Path(f"/proc/{child}").exists() for child in children):
+    while any(map(is_at_work, children)):
         assert time.monotonic() < deadline, "workers outlive their parent"
         time.sleep(0.01)
     assert (out / ".unfinished").exists()
@@ -87,7 +99,7 @@ def stop_in_the_middle(out: Path, stop: Callable[[subprocess.Popen[str]], None])
 
 def test_killed_and_run_again_is_as_if_never_killed(world: Path, tmp_path: Path) -> None:
     out = tmp_path / "world"
-    stop_in_the_middle(out, lambda run: os.kill(run.pid, signal.SIGKILL))
+    stop_in_the_middle(out, lambda run, _: run.kill())
     done = [
         json.loads(line)["image_filename"]
         for part in out.glob(".unfinished/*drawn*.jsonl")
@@ -95,9 +107,8 @@ def test_killed_and_run_again_is_as_if_never_killed(world: Path, tmp_path: Path)
     ]
     assert 0 < len(done) < 98
     # Under a final name there are whole pictures only, as in the unbroken run.
-    finished = {name: value for name, value in hashes(out).items() if not name.count("/.")}
-    finished = {name: value for name, value in finished.items() if name.startswith("images")}
-    assert finished.items() <= hashes(world).items()
+    pictures = {name: value for name, value in hashes(out / "images").items() if "/." not in name}
+    assert pictures.items() <= hashes(world / "images").items()
     images = {path.name: path for path in out.rglob("*.png")}
     before = {name: images[name].stat().st_mtime_ns for name in done}
     macnet("generate", out, *SMALL)
@@ -108,13 +119,22 @@ def test_killed_and_run_again_is_as_if_never_killed(world: Path, tmp_path: Path)
 def test_interrupted_it_says_how_to_go_on(tmp_path: Path) -> None:
     out = tmp_path / "world"
 
-    def interrupt(run: subprocess.Popen[str]) -> None:
+    def interrupt(run: subprocess.Popen[str], _: list[int]) -> None:
         run.send_signal(signal.SIGINT)
         assert run.wait(timeout=20) == 130
 
     said = stop_in_the_middle(out, interrupt)
     assert said.splitlines()[-1] == "macnet: stopped; the same command goes on from here"
     assert "Traceback" not in said
+
+
+def test_a_lost_worker_ends_the_run(tmp_path: Path) -> None:
+    def kill_a_worker(run: subprocess.Popen[str], children: list[int]) -> None:
+        os.kill(children[-1], signal.SIGKILL)
+        assert run.wait(timeout=20) == 2
+
+    said = stop_in_the_middle(tmp_path / "world", kill_a_worker)
+    assert said.splitlines()[-1].startswith("macnet: a worker was killed, perhaps for memory")
 
 
 def test_a_full_disk(tmp_path: Path) -> None:
