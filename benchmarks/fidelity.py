@@ -15,6 +15,9 @@ import multiprocessing
 import os
 import random
 import re
+import shlex
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -197,7 +200,13 @@ def main() -> None:
     blocks = -(-args.questions // (10 * BLOCK))
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
         made = gather(pool.imap(ask_block, range(blocks)))
-    report = compare(made, args.reference)
+    report = {
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True
+        ).stdout.strip(),
+        **compare(made, args.reference),
+    }
     args.out.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps({k: v for k, v in report.items() if k != "family counts"}, indent=1))
 

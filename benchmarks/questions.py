@@ -14,6 +14,9 @@ import multiprocessing
 import os
 import platform
 import random
+import shlex
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -26,31 +29,30 @@ def place(block: int, images: int) -> list[Scene]:
     return sample_scenes(rngs, all_visible=lambda scenes: [True] * len(scenes))
 
 
-def ask(block: int, scenes: list[Scene]) -> int:
+def ask(block: int, scenes: list[Scene]) -> tuple[int, float]:
+    """Questions asked, and the seconds of processor time they took."""
+    start = time.process_time()
     asker = Asker(random.Random(f"questions {block}"))
-    return sum(len(asker.ask(scene)) for scene in scenes)
+    questions = sum(len(asker.ask(scene)) for scene in scenes)
+    return questions, time.process_time() - start
 
 
 def measure(processes: int, blocks: list[list[Scene]]) -> dict[str, float]:
     """Processes are started and warmed before the clock: a dataset's workers live long."""
-    if processes == 1:
-        ask(0, blocks[0][:25])
-        start, cpu = time.perf_counter(), time.process_time()
-        questions = sum(ask(i, scenes) for i, scenes in enumerate(blocks))
-        seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu
-        per_cpu = questions / cpu_seconds
-    else:
-        with multiprocessing.get_context("spawn").Pool(processes) as pool:
-            pool.starmap(ask, [(0, blocks[0][:25])] * processes, chunksize=1)
-            start = time.perf_counter()
-            questions = sum(pool.starmap(ask, enumerate(blocks), chunksize=1))
-            seconds = time.perf_counter() - start
-        per_cpu = float("nan")
-    row = {"processes": processes, "questions": questions, "seconds": round(seconds, 3)}
-    row["questions_per_second"] = round(questions / seconds)
-    if per_cpu == per_cpu:
-        row["questions_per_cpu_second"] = round(per_cpu)
-    return row
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        pool.starmap(ask, [(0, blocks[0][:25])] * processes, chunksize=1)
+        start = time.perf_counter()
+        results = pool.starmap(ask, enumerate(blocks), chunksize=1)
+        seconds = time.perf_counter() - start
+    questions = sum(count for count, _ in results)
+    return {
+        "processes": processes,
+        "questions": questions,
+        "seconds": round(seconds, 3),
+        "questions_per_second": round(questions / seconds),
+        # Of the cores' own time, whoever else keeps them busy.
+        "questions_per_cpu_second": round(questions / sum(cpu for _, cpu in results)),
+    }
 
 
 def main() -> None:
@@ -64,18 +66,23 @@ def main() -> None:
 
     blocks = [place(start, BLOCK) for start in range(0, args.images, BLOCK)]
     rows = [measure(processes, blocks) for processes in args.processes]
-    print(f"{'processes':>9}  {'questions':>9}  {'seconds':>8}  {'questions/s':>11}")
+    print(
+        f"{'processes':>9}  {'questions':>9}  {'seconds':>7}  {'per second':>10}  {'per cpu s':>9}"
+    )
     for row in rows:
         print(
-            f"{row['processes']:>9}  {row['questions']:>9}  {row['seconds']:>8.2f}"
-            f"  {row['questions_per_second']:>11,}"
+            f"{row['processes']:>9}  {row['questions']:>9,}  {row['seconds']:>7.2f}"
+            f"  {row['questions_per_second']:>10,}  {row['questions_per_cpu_second']:>9,}"
         )
     if args.out:
         record = {
             "what": "questions asked about placed scenes, ten an image",
-            "command": f"python benchmarks/questions.py --images {args.images}",
+            "command": shlex.join(["python", *sys.argv]),
+            "commit": subprocess.run(
+                ["git", "rev-parse", "HEAD"], capture_output=True, text=True
+            ).stdout.strip(),
+            "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
             "python": platform.python_version(),
-            "cores": os.cpu_count(),
             "rows": rows,
         }
         args.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -68,13 +68,13 @@ FILTERS = tuple(
 GIVEN = tuple(sum(1 << i for i, value in enumerate(d) if value) for d in DESCRIPTIONS)
 
 
-def fitting(size: str, color: str, material: str, shape: str) -> tuple[int, ...]:
+def _fitting(size: str, color: str, material: str, shape: str) -> tuple[int, ...]:
     """The 16 descriptions that an object with these attributes fits."""
     values = product((None, size), (None, color), (None, material), (None, shape))
     return tuple(_INDEX[description] for description in values)
 
 
-FITTING = {values: fitting(*values) for values in product(*ATTRIBUTES.values())}
+FITTING = {values: _fitting(*values) for values in product(*ATTRIBUTES.values())}
 
 
 def clash(first: int, second: int) -> bool:

@@ -240,7 +240,9 @@ class Search:
             self._choices[k], outcomes[k] = choice, outcome
             if self.fill(k + 1):
                 return True
-            if not self._family.relations:  # or the choice itself matters to the last test
+            # Another choice with this outcome would fare no better; except where the last test,
+            # of a bare relation, looks at the choices too.
+            if not self._family.relations:
                 hopeless.add(outcome)
         self._dead_ends.add(state)
         return False
@@ -294,26 +296,13 @@ class Search:
 
     def _program(self) -> Program:
         program: Program = []
-        ends: list[int] = []  # step → its last node
+        ends: list[int] = []  # step → its last node; of a step that asks nothing, its input's
         for step, choice in zip(self._steps, self._choices, strict=True):
             inputs = [ends[i] for i in step.inputs]
-            if not step.slots:
-                program.append(node(step.function, inputs, []))
-            else:
-                relation, description = divmod(choice, _BASE)
-                (end,) = inputs
-                unfolded = [("relate", RELATIONS[relation])] if step.relates else []
-                unfolded += FILTERS[description]
-                for function, value in unfolded:
-                    program.append(node(function, [end], [value]))
-                    end = len(program) - 1
-                if step.concludes:
-                    program.append(node(step.concludes, [end], []))
-                elif not unfolded:
-                    # Nothing is asked of the objects here: the step is its input.
-                    ends.append(end)
-                    continue
-            ends.append(len(program) - 1)
+            for function, *values in _unfold(step, choice):
+                program.append(node(function, inputs, values))
+                inputs = [len(program) - 1]
+            ends += inputs
         return program
 
     def _text(self) -> str:
@@ -334,3 +323,13 @@ class Search:
         if pattern != phrase.without_other and clash(*chosen):
             pattern = phrase.without_other
         return pattern % tuple([_pick(ways[slot], rng) for slot in phrase.slots])
+
+
+def _unfold(step: Step, choice: int) -> list[tuple[str, ...]]:
+    """The released functions, with their values, that a step stands for."""
+    if not step.slots:
+        return [(step.function,)]
+    relation, description = divmod(choice, _BASE)
+    relate = [("relate", RELATIONS[relation])] if step.relates else []
+    conclude = [(step.concludes,)] if step.concludes else []
+    return [*relate, *FILTERS[description], *conclude]
