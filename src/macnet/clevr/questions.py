@@ -232,18 +232,20 @@ class Search:
         state = (k, *[outcomes[i] for i in step.needed])
         if state in self._dead_ends:
             return False
-        hopeless = set() if step.differs_from is None else {outcomes[step.differs_from]}
+        hopeless: set[Outcome | tuple[Outcome, int]] = set()
+        if step.differs_from is not None:
+            hopeless.add(outcomes[step.differs_from])
         for choice in self._choices_for(step):
             outcome = self._outcome(step, choice, outcomes)
-            if outcome in hopeless:
+            # Choices with one outcome fare alike; but the test for idle relations, at the end,
+            # looks at the choices again, and there they must also fit the same objects.
+            fate = (outcome, self._view.matching[choice % _BASE])
+            if outcome in hopeless or fate in hopeless:
                 continue
             self._choices[k], outcomes[k] = choice, outcome
             if self.fill(k + 1):
                 return True
-            # Another choice with this outcome would fare no better; except where the last test,
-            # of a bare relation, looks at the choices too.
-            if not self._family.relations:
-                hopeless.add(outcome)
+            hopeless.add(fate if self._family.relations else outcome)
         self._dead_ends.add(state)
         return False
 
