@@ -1,0 +1,220 @@
+"""Scenes to pictures: the CLEVR world as the release shows it, on a CPU or a GPU, many at once.
+
+    rendering = render(scenes, 224, 224, device="cuda")
+    rendering.images    # (scenes, 224, 224, 3), uint8
+
+Every pixel is traced once through its middle; pixels on outlines are traced again, several times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import max_pool2d
+
+from macnet.clevr.fuse import fused
+from macnet.clevr.light import HAZE, pack_lights
+from macnet.clevr.scene import MAX_OBJECTS, MIN_VISIBLE_SHARE, Scene
+from macnet.clevr.shapes import (
+    Bodies,
+    Cameras,
+    at,
+    enter,
+    nearest,
+    pack_bodies,
+    pack_cameras,
+    screen_pairs,
+    unit,
+)
+from macnet.clevr.surface import Hits, World, ground, pack_world, shine
+
+
+@dataclass(frozen=True)
+class Quality:
+    grid: int
+    """Outlines are traced with grid × grid rays a pixel."""
+    whole_bodies: bool
+    """Treat all pixels of bodies as outlines are."""
+    shadow_detail: float
+    """Places of the shadow map to a pixel of the image's width."""
+    bounces: int
+    """How often a reflection shows another reflection; the last shows the surroundings only."""
+    brushed_rays: int
+    """Rays that sample the blurred part of a metal's reflection."""
+
+
+QUALITIES: Mapping[str, Quality] = {
+    "fast": Quality(2, whole_bodies=False, shadow_detail=1.0, bounces=1, brushed_rays=3),
+    "fine": Quality(4, whole_bodies=True, shadow_detail=2.0, bounces=2, brushed_rays=8),
+}
+FILTER_WIDTH = 1.5  # of a pixel, in pixels: the release's is a little soft
+PIXELS_AT_ONCE = {"cpu": 150_000, "cuda": 4_000_000}  # what fits in caches, and in 2 GB
+
+
+class Rendering(NamedTuple):
+    images: Tensor
+    """(s, h, w, 3) uint8."""
+    objects: Tensor
+    """(s, h, w) int8: which object each pixel's middle shows; −1 is the ground."""
+    visible: Tensor
+    """(s, 10) int32: how many pixels each object shows."""
+
+
+def render(
+    scenes: Sequence[Scene],
+    width: int = 480,
+    height: int = 320,
+    quality: str = "fast",
+    device: torch.device | str = "cpu",
+) -> Rendering:
+    """Pictures of scenes, with what each pixel shows and how much of each object is seen."""
+    parts = [
+        _render(part, width, height, QUALITIES[quality], torch.device(device))
+        for part in _in_parts(scenes, width * height, torch.device(device))
+    ]
+    return Rendering(*(torch.cat(column) for column in zip(*parts, strict=True)))
+
+
+def all_visible(
+    scenes: Sequence[Scene],
+    width: int = 480,
+    height: int = 320,
+    device: torch.device | str = "cpu",
+) -> list[bool]:
+    """Whether every object of a scene shows as many pixels as CLEVR demands."""
+    enough: list[bool] = []
+    for part in _in_parts(scenes, width * height, torch.device(device)):
+        bodies, cameras = _pack(part, torch.device(device))
+        pixel, body = screen_pairs(bodies, cameras, width, height)
+        middles = _middles(len(part), width, height, bodies.scene.device)
+        _, hits = _first_hits(bodies, cameras, middles, pixel, body)
+        visible = torch.bincount(hits.body, minlength=len(bodies.scene))
+        spoiled = set(bodies.scene[visible < MIN_VISIBLE_SHARE * width * height].tolist())
+        enough += [s not in spoiled for s in range(len(part))]
+    return enough
+
+
+def _in_parts(
+    scenes: Sequence[Scene], pixels: int, device: torch.device
+) -> Iterator[Sequence[Scene]]:
+    at_once = max(1, PIXELS_AT_ONCE[device.type] // pixels)
+    for i in range(0, len(scenes), at_once):
+        yield scenes[i : i + at_once]
+
+
+def _pack(scenes: Sequence[Scene], device: torch.device) -> tuple[Bodies, Cameras]:
+    return pack_bodies(scenes, device), pack_cameras(scenes, device)
+
+
+class Samples(NamedTuple):
+    """Places in pictures, in units of the frame: 0 … 1 from the left and from the top."""
+
+    scene: Tensor
+    x: Tensor
+    y: Tensor
+
+
+def _middles(scenes: int, width: int, height: int, device: torch.device) -> Samples:
+    pixel = torch.arange(scenes * height * width, device=device)
+    row = pixel // width
+    return Samples(row // height, (pixel % width + 0.5) / width, (row % height + 0.5) / height)
+
+
+@fused
+def _rays(cameras: Cameras, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    across, up = at(cameras.right, scene) * (2 * x - 1), at(cameras.up, scene) * (1 - 2 * y)
+    return unit(at(cameras.forward, scene) + across + up)
+
+
+def _first_hits(
+    bodies: Bodies, cameras: Cameras, samples: Samples, sample: Tensor, body: Tensor
+) -> tuple[Tensor, Hits]:
+    """Which samples show a body, and where, given the (sample, body) pairs that can meet."""
+    scene, x, y = (column.index_select(0, sample) for column in samples)
+    direction = _rays(cameras, scene, x, y)
+    t = enter(bodies, body, at(cameras.origin, scene), direction)
+    hit, pair = nearest(t, sample, len(samples.x))
+    t, scene, body, direction = (
+        column.index_select(-1, pair) for column in (t, scene, body, direction)
+    )
+    return hit, Hits(body, at(cameras.origin, scene) + t * direction, direction)
+
+
+def _trace(
+    world: World, cameras: Cameras, samples: Samples, sample: Tensor, body: Tensor, quality: Quality
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(3, n) radiance of samples, which of them show a body, and which body."""
+    origin, direction = at(cameras.origin, samples.scene), _rays(cameras, *samples)
+    radiance = ground(world, samples.scene, origin, direction)
+    hit, hits = _first_hits(world.bodies, cameras, samples, sample, body)
+    radiance[:, hit] = shine(world, hits, quality.bounces, quality.brushed_rays)
+    return radiance.clamp(0, 1), hit, hits.body
+
+
+def _render(
+    scenes: Sequence[Scene], width: int, height: int, quality: Quality, device: torch.device
+) -> Rendering:
+    bodies, cameras = _pack(scenes, device)
+    resolution = HAZE * max(2, round(quality.shadow_detail * width / HAZE))
+    lights = pack_lights(scenes, bodies, resolution, device)
+    world = pack_world(scenes, bodies, lights)
+
+    middles = _middles(len(scenes), width, height, device)
+    pixel, body = screen_pairs(bodies, cameras, width, height)
+    radiance, hit, shown = _trace(world, cameras, middles, pixel, body, quality)
+    objects = torch.full((len(middles.x),), -1, dtype=torch.int8, device=device)
+    objects[hit] = at(bodies.slot, shown).to(torch.int8)
+    objects = objects.view(len(scenes), height, width)
+
+    outline = torch.nonzero(_outlines(objects, quality.whole_bodies).view(-1))[:, 0]
+    again, sample, body = _finer(middles, pixel, body, outline, quality.grid, width, height)
+    finer, _, _ = _trace(world, cameras, again, sample, body, quality)
+    radiance[:, outline] = finer.view(3, -1, len(outline)).mean(1)
+
+    visible = torch.zeros(len(scenes), MAX_OBJECTS, dtype=torch.int32, device=device)
+    count = torch.bincount(shown, minlength=len(bodies.scene))
+    visible[bodies.scene, bodies.slot] = count.to(torch.int32)
+    return Rendering(_displayed(radiance).view(len(scenes), height, width, 3), objects, visible)
+
+
+def _outlines(objects: Tensor, whole_bodies: bool) -> Tensor:
+    """Which pixels have neighbours that show something else."""
+    shown = objects[:, None].float()
+    most, least = max_pool2d(shown, 3, 1, 1), -max_pool2d(-shown, 3, 1, 1)
+    return (most >= 0) if whole_bodies else (most != least)
+
+
+def _finer(
+    middles: Samples,
+    pixel: Tensor,
+    body: Tensor,
+    chosen: Tensor,
+    grid: int,
+    width: int,
+    height: int,
+) -> tuple[Samples, Tensor, Tensor]:
+    """Samples on a grid over each chosen pixel, and the pairs of those that can meet."""
+    rank = torch.full((len(middles.x),), -1, device=pixel.device)
+    rank[chosen] = torch.arange(len(chosen), device=pixel.device)
+    rank = rank.index_select(0, pixel)
+    kept = torch.nonzero(rank >= 0)[:, 0]
+    step = torch.arange(grid * grid, device=pixel.device)[:, None]
+    right, down = (((k + 0.5) / grid - 0.5) * FILTER_WIDTH for k in (step % grid, step // grid))
+    samples = Samples(
+        middles.scene[chosen].repeat(grid * grid),
+        (middles.x[chosen] + right / width).view(-1),
+        (middles.y[chosen] + down / height).view(-1),
+    )
+    sample = (rank.index_select(0, kept) + step * len(chosen)).view(-1)
+    return samples, sample, body.index_select(0, kept).repeat(grid * grid)
+
+
+def _displayed(radiance: Tensor) -> Tensor:
+    """(3, n) linear light → (n, 3) sRGB bytes."""
+    curve = 1.055 * radiance.clamp(min=1e-9) ** (1 / 2.4) - 0.055
+    srgb = torch.where(radiance <= 0.0031308, 12.92 * radiance, curve)
+    return (255 * srgb + 0.5).to(torch.uint8).T

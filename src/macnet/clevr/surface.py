@@ -1,0 +1,295 @@
+"""What surfaces send to an eye: the ground and its cove, rubber, and metal that mirrors them.
+
+Materials are the release's: rubber is paint under a weak gloss; metal is tinted gloss alone,
+60% of it a mirror and 40% brushed around the body's axis. What the release's path tracer finds by
+many bounces is here a handful of measured constants: they were fitted to 32 original images.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from macnet.clevr.fuse import fused
+from macnet.clevr.light import (
+    MAP_HALF,
+    Lights,
+    body_shadows,
+    look_up,
+    on_ground,
+    strength,
+    tinted,
+    toward,
+)
+from macnet.clevr.scene import COLORS, DIRECTIONS, Scene
+from macnet.clevr.shapes import (
+    Bodies,
+    at,
+    cells,
+    dot,
+    enter,
+    nearest,
+    neighbours,
+    normal,
+    passes_near,
+    spread,
+    unit,
+)
+
+# As linear light: the release hands Blender the display values unconverted.
+PAINT = {
+    "gray": (87, 87, 87), "red": (173, 35, 35), "blue": (42, 75, 215), "green": (29, 105, 20),
+    "brown": (129, 74, 25), "purple": (129, 38, 192), "cyan": (41, 208, 208),
+    "yellow": (255, 238, 51),
+}  # fmt: skip
+GROUND_ALBEDO = 0.8
+
+# The ground bends up into a cove that faces +x and ends at 45° of elevation; above it is black.
+COVE = (-0.95, 0.31)
+COVE_RADIANCE = 0.10
+# Light from the cove: on the ground it grows towards the bend; bodies take it from behind and up.
+COVE_ON_GROUND, COVE_AT_BEND, BEND, BEND_WIDTH = 0.0143, 0.0265, 8.0, 3.0
+COVE_ON_BODIES = 0.075
+BODY_GLOW = 0.4  # how bright a white body is, seen from the ground beside it
+GLOW_PLACES = 128  # to a side of the map that keeps it
+
+RUBBER_ROUGHNESS = 0.35
+RUBBER_GLOSS = 0.8
+BRUSHED = 0.4  # share of a metal's gloss
+ALONG, ACROSS = 0.2 * 0.88, 0.2 / 0.88  # its roughness around the body's axis, and across
+SPOT = 0.04  # roughness at which the mirror shows a lamp: the lamp's own width, and a pixel's
+
+
+class World(NamedTuple):
+    """Many scenes, ready to be looked at."""
+
+    scenes: int
+    bodies: Bodies
+    lights: Lights
+    color: Tensor  # (3, m)
+    is_metal: Tensor  # (m,)
+    glow: Tensor  # (s·r·r, 3): what places on the ground receive from the bodies around
+
+
+class Hits(NamedTuple):
+    """Where rays met bodies."""
+
+    body: Tensor  # (n,)
+    point: Tensor  # (3, n)
+    direction: Tensor  # (3, n) in which the ray came
+
+    def pick(self, k: Tensor) -> Hits:
+        return Hits(*(column.index_select(-1, k) for column in self))
+
+
+def pack_world(scenes: Sequence[Scene], bodies: Bodies, lights: Lights) -> World:
+    objects = [o for scene in scenes for o in scene.objects]
+    paint = torch.tensor([PAINT[color] for color in COLORS]).T / 255
+    color = paint[:, [COLORS.index(o.color) for o in objects]]
+    is_metal = torch.tensor([o.material == "metal" for o in objects], dtype=torch.bool)
+    device = bodies.scene.device
+    color, is_metal = color.to(device), is_metal.to(device)
+    glow = glow_map(bodies, color, len(scenes))
+    return World(len(scenes), bodies, lights, color, is_metal, glow)
+
+
+# --- ground and cove -------------------------------------------------------------------------
+
+
+@fused
+def ground(world: World, scene: Tensor, origin: Tensor, direction: Tensor) -> Tensor:
+    """(3, n): the radiance of the ground along rays that go down."""
+    far = origin[2] / (-direction[2]).clamp(min=1e-4)
+    x, y = origin[0] + far * direction[0], origin[1] + far * direction[1]
+    light = on_ground(world.lights, world.lights.shadows, world.scenes, scene, x, y)
+    beyond = COVE[0] * x + COVE[1] * y
+    cove = COVE_ON_GROUND + COVE_AT_BEND * torch.sigmoid((beyond - BEND) / BEND_WIDTH)
+    glow = look_up(world.glow, world.scenes, scene, x, y).T
+    return (light + glow) * (GROUND_ALBEDO / math.pi) + cove
+
+
+def glow_map(bodies: Bodies, color: Tensor, scenes: int) -> Tensor:
+    """The light that bodies throw on the ground beside them, each taken for a dim sphere."""
+    scale = GLOW_PLACES / (2 * MAP_HALF)
+    middle, reach = (bodies.center[:2] + MAP_HALF) * scale, 3 * bodies.radius * scale
+    body, column, row = cells(middle - reach, middle + reach, (GLOW_PLACES, GLOW_PLACES))
+    x, y = ((k + 0.5) / scale - MAP_HALF for k in (column, row))
+    offset = torch.stack([x, y]) - at(bodies.center[:2], body)
+    radius = at(bodies.radius, body)
+    nearness = radius * (offset[0] ** 2 + offset[1] ** 2 + radius**2).rsqrt()
+    amount = BODY_GLOW * at(color, body) * (nearness**3 - 0.1**1.5).clamp(min=0)
+    place = (at(bodies.scene, body) * GLOW_PLACES + row) * GLOW_PLACES + column
+    glow = torch.zeros(scenes * GLOW_PLACES**2, 3, device=color.device)
+    # The brightest of them, not their sum: a sum on CUDA would depend on the order of adding.
+    return glow.scatter_reduce_(0, place[:, None].expand(-1, 3), amount.T, "amax")
+
+
+@fused
+def surroundings(world: World, scene: Tensor, origin: Tensor, direction: Tensor) -> Tensor:
+    """(3, n): the radiance of ground, cove and black sky along rays, bodies left out."""
+    rise = direction[2]
+    toward_cove = COVE[0] * direction[0] + COVE[1] * direction[1]
+    cove = COVE_RADIANCE * torch.sigmoid((toward_cove - rise) * 20)
+    return torch.where(rise < -0.02, ground(world, scene, origin, direction), cove)
+
+
+def thrown_back(world: World, scene: Tensor, n: Tensor, point: Tensor) -> Tensor:
+    """(3, n): the light that a body's surface receives from ground and cove."""
+    x, y = point[0] + 0.6 * n[0], point[1] + 0.6 * n[1]  # about where it looks at the ground
+    light = on_ground(world.lights, world.lights.haze, world.scenes, scene, x, y)
+    from_ground = light * GROUND_ALBEDO * (0.5 - 0.5 * n[2])
+    behind = DIRECTIONS["behind"]
+    facing = 0.5 + 0.5 * (0.8 * (behind[0] * n[0] + behind[1] * n[1]) + 0.6 * n[2])
+    return from_ground + COVE_ON_BODIES * facing * facing
+
+
+# --- bodies ----------------------------------------------------------------------------------
+
+
+def fresnel(cos: Tensor, index: float) -> Tensor:
+    """The share of light that a clear coat of this refractive index mirrors."""
+    g = (index * index - 1 + cos * cos).sqrt()
+    a = (g - cos) / (g + cos)
+    b = (cos * (g + cos) - 1) / (cos * (g - cos) + 1)
+    return 0.5 * a * a * (1 + b * b)
+
+
+def mirrored(direction: Tensor, n: Tensor) -> Tensor:
+    return direction - 2 * dot(direction, n) * n
+
+
+@fused
+def rubber(world: World, body: Tensor, shadow: Tensor, direction: Tensor, point: Tensor) -> Tensor:
+    """(3, n): what rubber sends back along the rays that met it."""
+    scene = at(world.bodies.scene, body)
+    n = normal(world.bodies, body, point)
+    cos = (-dot(direction, n)).clamp(min=0.05)
+    soft, gloss = [], []
+    for light in range(4):
+        to_light, far = toward(world.lights.location, light, scene, point)
+        full = strength(world.lights.location, light, scene, to_light, far) * (1 - shadow[light])
+        facing = dot(to_light, n).clamp(min=0)
+        soft.append(full * facing)
+        cos_h = dot(unit(to_light - direction), n).clamp(min=1e-3)
+        square, rough = cos_h * cos_h, RUBBER_ROUGHNESS**2
+        beckmann = torch.exp((1 - 1 / square) / rough) / (math.pi * rough * square * square)
+        gloss.append(full * (facing > 0) * beckmann / (4 * cos))
+    coat, sheen = fresnel(cos, 1.2), fresnel(cos, 1.4)
+    received = tinted(soft) + thrown_back(world, scene, n, point)
+    paint = at(world.color, body) * received / math.pi * (1 - 0.5 * sheen)
+    around = surroundings(world, scene, point, mirrored(direction, n))
+    return paint * (1 - coat) + RUBBER_GLOSS * coat * (tinted(gloss) + around)
+
+
+class Brush(NamedTuple):
+    """The frame of a brushed surface: its normal, and the directions along and across the brush."""
+
+    normal: Tensor
+    along: Tensor
+    across: Tensor
+
+
+def brush(bodies: Bodies, body: Tensor, point: Tensor) -> Brush:
+    n = normal(bodies, body, point)
+    x, y, _ = point - at(bodies.center, body)
+    around = torch.stack([-y, x, torch.zeros_like(x)])
+    along = unit(around - dot(around, n) * n)
+    return Brush(n, along, torch.linalg.cross(n, along, dim=0))
+
+
+@fused
+def lamps_in_metal(
+    world: World, body: Tensor, shadow: Tensor, direction: Tensor, point: Tensor
+) -> Tensor:
+    """(3, n): the lights as seen in a metal body, brushed and mirrored."""
+    scene = at(world.bodies.scene, body)
+    frame = brush(world.bodies, body, point)
+    cos = (-dot(direction, frame.normal)).clamp(min=0.05)
+    amounts = []
+    for light in range(4):
+        to_light, far = toward(world.lights.location, light, scene, point)
+        full = strength(world.lights.location, light, scene, to_light, far) * (1 - shadow[light])
+        half = unit(to_light - direction)
+        h, a, c = (dot(half, axis) for axis in frame)
+        h = h.clamp(min=1e-3)
+        width = (a / ALONG) ** 2 + (c / ACROSS) ** 2 + h * h
+        brushed = 1 / (math.pi * ALONG * ACROSS * width * width)
+        spot = torch.exp((1 - 1 / (h * h)) / SPOT**2) / (math.pi * SPOT**2)
+        lobes = BRUSHED * brushed + (1 - BRUSHED) * spot
+        amounts.append(full * (dot(to_light, frame.normal) > 0) * lobes / (4 * cos))
+    return tinted(amounts)
+
+
+@fused
+def brushed_ray(
+    bodies: Bodies, body: Tensor, k: int, rays: int, direction: Tensor, point: Tensor
+) -> Tensor:
+    """(3, n): ray k of those that a brushed surface scatters a ray into, spread evenly.
+
+    The same for every pixel: the surroundings are smooth, so a pattern beats noise.
+    """
+    frame = brush(bodies, body, point)
+    u, turn = 0.9 * (k + 0.5) / rays, 2 * math.pi * 0.618 * k
+    tangent = math.sqrt(u / (1 - u))
+    along, across = (tangent * w for w in (ALONG * math.cos(turn), ACROSS * math.sin(turn)))
+    half = unit(frame.normal + frame.along * along + frame.across * across)
+    ray = mirrored(direction, half)
+    return torch.where(dot(ray, frame.normal) > 0, ray, mirrored(direction, frame.normal))
+
+
+def met_by(world: World, start: Hits, direction: Tensor) -> tuple[Tensor, Hits]:
+    """Which rays that leave bodies meet other bodies: (ray, where)."""
+    bodies = world.bodies
+    body, other = neighbours(bodies)
+    count = torch.bincount(body, minlength=len(bodies.scene))
+    first = count.cumsum(0) - count
+    ray, k = spread(count[start.body])
+    which = other.index_select(0, at(first, start.body).index_select(0, ray) + k)
+    origin, direction = start.point.index_select(1, ray), direction.index_select(1, ray)
+    close = torch.nonzero(passes_near(bodies, which, 0.0, origin, direction))[:, 0]
+    ray, which, origin, direction = (
+        column.index_select(-1, close) for column in (ray, which, origin, direction)
+    )
+    t = enter(bodies, which, origin, direction)
+    met, pair = nearest(t, ray, len(start.body))
+    t, which, origin, direction = (
+        column.index_select(-1, pair) for column in (t, which, origin, direction)
+    )
+    return met, Hits(which, origin + t * direction, direction)
+
+
+def view(world: World, start: Hits, direction: Tensor, bounces: int) -> Tensor:
+    """(3, n): what bodies see along rays that leave them; with bounces left, other bodies too."""
+    seen = surroundings(world, at(world.bodies.scene, start.body), start.point, direction)
+    if bounces:
+        met, hits = met_by(world, start, direction)
+        # Cut at white: a lamp in a mirror in a mirror would only sparkle.
+        seen[:, met] = shine(world, hits, bounces - 1, brushed_rays=1).clamp(max=1)
+    return seen
+
+
+def shine(world: World, hits: Hits, bounces: int, brushed_rays: int) -> Tensor:
+    """(3, n): the radiance that bodies send back along the rays that met them."""
+    shadow = body_shadows(world.bodies, world.lights.location, hits.body, hits.point)
+    is_metal = world.is_metal.index_select(0, hits.body)
+    radiance = torch.empty_like(hits.point)
+
+    k = torch.nonzero(~is_metal)[:, 0]
+    soft = hits.pick(k)
+    radiance[:, k] = rubber(world, soft.body, shadow.index_select(1, k), soft.direction, soft.point)
+
+    k = torch.nonzero(is_metal)[:, 0]
+    hard = hits.pick(k)
+    n = normal(world.bodies, hard.body, hard.point)
+    shadow = shadow.index_select(1, k)
+    gloss = lamps_in_metal(world, hard.body, shadow, hard.direction, hard.point)
+    gloss += (1 - BRUSHED) * view(world, hard, mirrored(hard.direction, n), bounces)
+    for ray in range(brushed_rays):
+        away = brushed_ray(world.bodies, hard.body, ray, brushed_rays, hard.direction, hard.point)
+        gloss += BRUSHED / brushed_rays * view(world, hard, away, bounces - 1 if bounces else 0)
+    radiance[:, k] = at(world.color, hard.body) * gloss
+    return radiance
