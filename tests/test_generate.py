@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from macnet.clevr.generate import generate
+from macnet.clevr.generate import _alone_in, generate
 from macnet.clevr.questions import BLOCK, FAMILIES
 from macnet.clevr.release import read_scenes
 from macnet.clevr.render import render
@@ -201,43 +201,49 @@ def test_a_folder_with_anything_else_is_refused_and_untouched(tmp_path: Path) ->
 
 
 def test_a_second_run_in_the_same_folder_waits_outside(tmp_path: Path) -> None:
-    from macnet.clevr.generate import _alone_in
-
     with _alone_in(tmp_path), pytest.raises(InputError, match="another run is at work here"):
         generate(tmp_path, WORLD, COUNTS, device="cpu", workers=1)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("stop_after", ["one part", "all parts", "one file"])
-def test_what_is_done_is_not_done_again(made: Path, tmp_path: Path, stop_after: str) -> None:
-    """Every state a killed run can leave behind leads to the same dataset."""
-    rng = random.Random(stop_after)
-    out = tmp_path / "w"
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was stopped when all its parts were there, and none of them joined."""
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    out = tmp_path_factory.mktemp("stopped") / "world"
     with pytest.MonkeyPatch.context() as patch:
-        import macnet.clevr.generate as module
-
-        join = module._join
-        joined: list[Path] = []
-
-        def stopping_join(path: Path, *rest: Any) -> None:
-            if len(joined) == (1 if stop_after == "one file" else 0):
-                raise KeyboardInterrupt
-            join(path, *rest)
-            joined.append(path)
-
-        patch.setattr(module, "_join", stopping_join)
+        patch.setattr("macnet.clevr.generate._join", stop)
         with pytest.raises(KeyboardInterrupt):
             generate(out, WORLD, COUNTS, device="cpu", workers=1)
-    parts = sorted((out / ".unfinished").iterdir())
-    assert len(parts) == 3 + 2 + 1 + 3  # groups of ten and blocks
-    if stop_after == "one part":
-        kept = rng.choice([part for part in parts if "drawn" in part.name])
+    return out
+
+
+@pytest.mark.parametrize("state", ["one group drawn", "all asked", "one file joined", "all joined"])
+def test_what_is_done_is_not_done_again(
+    made: Path, stopped: Path, tmp_path: Path, state: str
+) -> None:
+    """Whatever state a killed run leaves behind, the next one completes the same dataset."""
+    out = tmp_path / "world"
+    shutil.copytree(stopped, out)
+    parts = sorted(path.name for path in (out / ".unfinished").iterdir())
+    assert len(parts) == (3 + 1) + (2 + 1) + (1 + 1)  # groups of ten and a block in each split
+    if state == "one group drawn":
         for part in parts:
-            if part != kept:
-                part.unlink()
-    done = {path: path.stat().st_mtime_ns for path in out.rglob("*.png")}
+            if part != "train_drawn_000010.jsonl":
+                (out / ".unfinished" / part).unlink()
+    elif state == "one file joined":
+        shutil.copy(made / "scenes" / "CLEVR_train_scenes.json", out / "scenes")
+    elif state == "all joined":
+        for folder in ("scenes", "questions"):
+            shutil.copytree(made / folder, out / folder, dirs_exist_ok=True)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.png")}
     assert generate(out, WORLD, COUNTS, device="cpu", workers=1)
+    kept = {path.name for path, when in before.items() if path.stat().st_mtime_ns == when}
+    if state == "one group drawn":
+        assert kept == {f"CLEVR_train_{i:06d}.png" for i in range(10, 20)}
+    else:
+        assert len(kept) == len(before) == sum(COUNTS.values())
     assert hashes(out) == hashes(made)
-    redone = sum(path.stat().st_mtime_ns != when for path, when in done.items())
-    assert (redone > 0) == (stop_after == "one part")
-    assert redone < len(done)

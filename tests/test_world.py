@@ -60,7 +60,7 @@ def test_a_stream_is_its_world(unbroken: list[Batch]) -> None:
     assert make_questions(WORLD, "train", 1, scenes[BLOCK:]) == asked[BLOCK:]
 
 
-@pytest.mark.parametrize("batches", [0, 1, 5, 6, 7])
+@pytest.mark.parametrize("batches", [1, 6, 7])  # before, across and after a block's end
 def test_going_on_is_as_if_never_stopped(unbroken: list[Batch], batches: int) -> None:
     with Stream(WORLD, PER_BATCH) as stopped:
         for _ in range(batches):

@@ -83,10 +83,12 @@ def generate(
                 file.write(json.dumps(settings, indent=1).encode() + b"\n")
             for folder in {folder for split in splits for folder in split.folders()}:
                 folder.mkdir(parents=True, exist_ok=True)
-            groups = sum(len(split.chunks(GROUP)) for split in splits)
-            with pool(min(workers, groups)) as executor:
-                _work_off(executor, splits, "drawn", GROUP, _draw_group, device)
-                _work_off(executor, splits, "asked", BLOCK, _ask_block)
+            to_draw = [task for split in splits for task in split.unfinished("drawn", GROUP)]
+            to_ask = [task for split in splits for task in split.unfinished("asked", BLOCK)]
+            total = sum(split.count for split in splits)
+            with pool(min(workers, len(to_draw) + len(to_ask))) as executor:
+                _work_off(executor, "drawn", total, _draw_group, to_draw, device)
+                _work_off(executor, "asked", total, _ask_block, to_ask)
             for split in splits:
                 split.join_parts()
         elif not (out / UNFINISHED).exists():
@@ -165,6 +167,11 @@ class _Split:
         starts = range(0, self.count, size)
         return [range(first, min(first + size, self.count)) for first in starts]
 
+    def unfinished(self, what: str, size: int) -> list[_Task]:
+        """Those of its chunks that have no part file of this kind yet."""
+        chunks = self.chunks(size)
+        return [(self, chunk) for chunk in chunks if not self.part(what, chunk.start).exists()]
+
     def join_parts(self) -> None:
         if not is_secret(self.name):
             parts = [self.part("drawn", chunk.start) for chunk in self.chunks(GROUP)]
@@ -173,20 +180,20 @@ class _Split:
         _join(questions_file(self.out, self.name), self.name, "questions", parts)
 
 
+_Task = tuple[_Split, range]  # a split, and the indices of some of its images
+
+
 def _work_off(
     executor: Executor,
-    splits: Sequence[_Split],
     what: str,
-    size: int,
-    task: Callable[..., None],
+    total: int,
+    do: Callable[..., None],
+    tasks: Sequence[_Task],
     *arguments: Any,
 ) -> None:
-    """Do a task for every chunk of so many images that has no part file of this kind yet."""
-    chunks = [(split, chunk) for split in splits for chunk in split.chunks(size)]
-    todo = [(split, chunk) for split, chunk in chunks if not split.part(what, chunk[0]).exists()]
-    total, left = (sum(len(chunk) for _, chunk in some) for some in (chunks, todo))
+    left = sum(len(indices) for _, indices in tasks)
     with progress(what, "images", total, done=total - left) as advance:
-        futures = {executor.submit(task, *each, *arguments): len(each[1]) for each in todo}
+        futures = {executor.submit(do, *task, *arguments): len(task[1]) for task in tasks}
         for future in as_completed(futures):
             future.result()
             advance(futures[future])
