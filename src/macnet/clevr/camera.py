@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 Vector = tuple[float, float, float]
 
@@ -12,17 +13,18 @@ ASPECT = 480 / 320  # of the frame, whatever the number of pixels it is sampled 
 # image is the released picture squeezed, as every network that reads CLEVR at 224×224 sees it
 
 
-def camera_axes(camera: Vector) -> np.ndarray:
-    """Rows: right, up and forward."""
-    forward = -np.asarray(camera) / np.linalg.norm(camera)
+def camera_axes(camera: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Right, up and forward of one camera, or of many: (..., 3) → three of (..., 3)."""
+    place = np.asarray(camera, dtype=np.float64)
+    forward = -place / np.linalg.norm(place, axis=-1, keepdims=True)
     right = np.cross(forward, (0.0, 0.0, 1.0))
-    right /= np.linalg.norm(right)
-    return np.stack([right, np.cross(right, forward), forward])
+    right /= np.linalg.norm(right, axis=-1, keepdims=True)
+    return right, np.cross(right, forward), forward
 
 
 def project(camera: Vector, points: np.ndarray, width: int, height: int) -> np.ndarray:
     """(n, 3) world points → (n, 3) pixel x, pixel y, depth along the optical axis."""
-    x, y, depth = camera_axes(camera) @ (points - np.asarray(camera)).T
+    x, y, depth = np.stack(camera_axes(camera)) @ (points - np.asarray(camera)).T
     u, v = FOCAL * x / depth, FOCAL * ASPECT * y / depth
     return np.stack([width * (0.5 + u), height * (0.5 - v), depth], axis=1)
 

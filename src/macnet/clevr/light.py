@@ -21,71 +21,61 @@ from macnet.clevr.fuse import fused
 from macnet.clevr.scene import Scene
 from macnet.clevr.shapes import (
     Bodies,
+    Neighbours,
     at,
     box_corners,
     cells,
     clearance,
     dot,
-    neighbours,
     passes_near,
     spread,
     unit,
 )
 
-LAMP_COLOR = ((1.0, 0.932, 0.817), (0.762, 0.818, 1.0), (1.0, 1.0, 1.0))
-LAMP_WATTS = (78.5, 23.6, 39.3)
-LAMP_HALF = (0.25, 0.25, 0.5)  # half the side of the square
-TO_SUN = (0.4145, -0.1946, 0.889)
-SUN_STRENGTH = 0.45
-SUN_SPREAD = 0.05  # tangent of half the angle the sun spans
-SUN = 3  # the lights are numbered: key, fill, back, sun
+# The lights are numbered: key, fill, back, sun. The sun is a lamp very far away.
+SUN_DISTANCE = 1000.0
+SUN = tuple(SUN_DISTANCE * c for c in (0.4145, -0.1946, 0.889))
+COLOR = ((1.0, 0.932, 0.817), (0.762, 0.818, 1.0), (1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
+WATTS = (78.5, 23.6, 39.3, 0.45 * math.pi * SUN_DISTANCE**2)
+HALF_SIDE = (0.25, 0.25, 0.5, 0.05 * SUN_DISTANCE)
 
 MAP_HALF = 8.0  # the shadow map spans ±8 in x and y
 HAZE = 16  # places to a side of its blurred copy, one unit wide each
 
 
 class Lights(NamedTuple):
-    location: Tensor  # (3, 3, s): lamp, coordinate, scene
+    location: Tensor  # (3, 4, s): coordinate, light, scene
+    half_side: Tensor  # (4,)
     shadows: Tensor  # (s·r·r, 4): how much of each light is hidden from a place on the ground
     haze: Tensor  # (s·16·16, 4): the same, averaged over patches one unit wide
 
 
-def pack_lights(
-    scenes: Sequence[Scene], bodies: Bodies, resolution: int, device: torch.device
-) -> Lights:
-    location = (
-        torch.tensor([scene.lamps for scene in scenes]).permute(1, 2, 0).contiguous().to(device)
-    )
-    layers = shadow_map(bodies, location, resolution)
+def pack_lights(scenes: Sequence[Scene], bodies: Bodies, resolution: int) -> Lights:
+    device = bodies.scene.device
+    location = torch.tensor([(*scene.lamps, SUN) for scene in scenes]).permute(2, 1, 0)
+    location, half_side = location.contiguous().to(device), torch.tensor(HALF_SIDE).to(device)
+    layers = shadow_map(bodies, location, half_side, resolution)
     hazy = avg_pool2d(layers.view(4, -1, resolution, resolution), resolution // HAZE)
     shadows, haze = (m.reshape(4, -1).T.contiguous() for m in (layers, hazy))
-    return Lights(location, shadows, haze)
+    return Lights(location, half_side, shadows, haze)
 
 
-def toward(location: Tensor, light: int, scene: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
-    """Direction and distance from points to a light."""
-    if light == SUN:
-        there = torch.ones_like(point[0])
-        return torch.stack([there * c for c in TO_SUN]), there * torch.inf
-    offset = at(location[light], scene) - point
-    far = dot(offset, offset).sqrt()
-    return offset / far, far
-
-
-def strength(location: Tensor, light: int, scene: Tensor, to_light: Tensor, far: Tensor) -> Tensor:
-    """What a light gives to a surface that faces it, were nothing in between."""
-    if light == SUN:
-        return torch.full_like(far, SUN_STRENGTH)
+def reach(location: Tensor, light: int, scene: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
+    """The direction to a light, and what it gives there to a surface that faces it, unhidden."""
+    place = at(location[:, light], scene)
+    offset = place - point
+    square = dot(offset, offset)
+    direction = offset * square.rsqrt()
     # A lamp looks at the origin, and shines as the cosine to that.
-    turned = dot(to_light, at(unit(location[light]), scene)).clamp(min=0)
-    return LAMP_WATTS[light] / math.pi * turned / (far * far)
+    turned = dot(direction, unit(place)).clamp(min=0)
+    return direction, WATTS[light] / math.pi * turned / square
 
 
 def tinted(amounts: Sequence[Tensor]) -> Tensor:
     """Add up the lights in their colours: four (n,) amounts → (3, n)."""
     key, fill, back, sun = amounts
     white = back + sun
-    return torch.stack([key * k + fill * f + white for k, f in zip(*LAMP_COLOR[:2], strict=True)])
+    return torch.stack([key * k + fill * f + white for k, f in zip(*COLOR[:2], strict=True)])
 
 
 def on_ground(
@@ -96,61 +86,70 @@ def on_ground(
     shadow = look_up(rows, scenes, scene, x, y)
     amounts = []
     for light in range(4):
-        to_light, far = toward(lights.location, light, scene, point)
-        full = strength(lights.location, light, scene, to_light, far) * to_light[2]
-        amounts.append(full * (1 - shadow[:, light]))
+        direction, full = reach(lights.location, light, scene, point)
+        amounts.append(full * direction[2] * (1 - shadow[:, light]))
     return tinted(amounts)
 
 
 # --- shadows ---------------------------------------------------------------------------------
 
 
-@fused
-def _may_hide(bodies: Bodies, location: Tensor, light: int, which: Tensor, point: Tensor) -> Tensor:
-    direction, _ = toward(location, light, at(bodies.scene, which), point)
-    return passes_near(bodies, which, 0.2, point, direction)
+class Suspects(NamedTuple):
+    """Bodies that may hide a light from a point, one of each a row."""
+
+    light: Tensor  # (n,) counted through all scenes: light · scenes + scene
+    body: Tensor  # (n,)
+    point: Tensor  # (3, n)
 
 
 @fused
-def _hidden_share(
-    bodies: Bodies, location: Tensor, light: int, which: Tensor, point: Tensor
+def _near_the_way(bodies: Bodies, location: Tensor, suspects: Suspects, body: Tensor) -> Tensor:
+    offset = at(location.flatten(1), suspects.light) - suspects.point
+    return passes_near(bodies, body, 0.2, suspects.point, unit(offset))
+
+
+@fused
+def _share_hidden(
+    bodies: Bodies, location: Tensor, half_side: Tensor, suspects: Suspects, body: Tensor
 ) -> Tensor:
-    direction, far = toward(location, light, at(bodies.scene, which), point)
-    gap, t = clearance(bodies, which, point, direction)
-    half_width = t * SUN_SPREAD if light == SUN else t * LAMP_HALF[light] / far
+    offset = at(location.flatten(1), suspects.light) - suspects.point
+    far = dot(offset, offset).sqrt()
+    gap, t = clearance(bodies, body, suspects.point, offset / far)
+    half_width = t * at(half_side, suspects.light // location.shape[2]) / far
     share = (0.5 - 0.5 * gap / (half_width + 1e-4)).clamp(0, 1)
     return share * share * (3 - 2 * share) * (t < far)
 
 
 def hidden(
-    bodies: Bodies, location: Tensor, light: int, which: Tensor, point: Tensor
+    bodies: Bodies, location: Tensor, half_side: Tensor, suspects: Suspects
 ) -> tuple[Tensor, Tensor]:
-    """How much of a light bodies hide from points: (pair, share) of the pairs where they may."""
-    pair = torch.nonzero(_may_hide(bodies, location, light, which, point))[:, 0]
-    which, point = which.index_select(0, pair), point.index_select(1, pair)
-    return pair, _hidden_share(bodies, location, light, which, point)
+    """How much of its light each suspect hides: (suspect, share) of those that stand in the way."""
+    near = _near_the_way(bodies, location, suspects, suspects.body)
+    guilty = torch.nonzero(near)[:, 0]
+    suspects = Suspects(*(column.index_select(-1, guilty) for column in suspects))
+    return guilty, _share_hidden(bodies, location, half_side, suspects, suspects.body)
 
 
-def shadow_map(bodies: Bodies, location: Tensor, resolution: int) -> Tensor:
-    """(4, s·r·r): for every place on the ground, how much of each light is hidden from it."""
-    places = location.shape[2] * resolution * resolution
-    layers = torch.zeros(4, places, device=location.device)
+def shadow_map(bodies: Bodies, location: Tensor, half_side: Tensor, resolution: int) -> Tensor:
+    """(4·s·r·r,): how much of each light is hidden from each place on the ground."""
+    scenes = location.shape[2]
     scale = resolution / (2 * MAP_HALF)
-    for light in range(4):
-        corners = box_corners(bodies, slack=0.1 if light == SUN else 0.4 * LAMP_HALF[light])
-        if light == SUN:
-            x, y = (corners[k] - TO_SUN[k] / TO_SUN[2] * corners[2] for k in (0, 1))
-        else:
-            lamp = location[light][:, None, bodies.scene]
-            x, y = lamp[:2] + (corners - lamp)[:2] * (lamp[2] / (lamp[2] - corners[2]))
-        low = (torch.stack([x.amin(0), y.amin(0)]) + MAP_HALF) * scale
-        high = (torch.stack([x.amax(0), y.amax(0)]) + MAP_HALF) * scale
-        body, column, row = cells(low, high, (resolution, resolution))
-        u, v = ((k + 0.5) / scale - MAP_HALF for k in (column, row))
-        pair, share = hidden(bodies, location, light, body, torch.stack([u, v, 0 * u]))
-        cell = (at(bodies.scene, body) * resolution + row) * resolution + column
-        layers[light].scatter_reduce_(0, cell.index_select(0, pair), share, "amax")
-    return layers
+    # The shadow of a body lies within that of its bounding box, grown by half the softness.
+    corners = box_corners(bodies, slack=0.2)[:, None]  # (3, 1, 8, m)
+    lamp = location[:, :, None, bodies.scene]  # (3, 4, 1, m)
+    x, y = lamp[:2] + (corners - lamp)[:2] * (lamp[2] / (lamp[2] - corners[2]))
+    low, high = (torch.stack([k(x, 1), k(y, 1)]).flatten(1) for k in (torch.amin, torch.amax))
+    shadow, column, row = cells(
+        (low + MAP_HALF) * scale, (high + MAP_HALF) * scale, (resolution, resolution)
+    )
+    light, body = shadow // len(bodies.scene), shadow % len(bodies.scene)
+    light = light * scenes + at(bodies.scene, body)
+    u, v = ((k + 0.5) / scale - MAP_HALF for k in (column, row))
+    suspects = Suspects(light, body, torch.stack([u, v, 0 * u]))
+    guilty, share = hidden(bodies, location, half_side, suspects)
+    place = ((light * resolution + row) * resolution + column).index_select(0, guilty)
+    layers = torch.zeros(4 * scenes * resolution * resolution, device=u.device)
+    return layers.scatter_reduce_(0, place, share, "amax")
 
 
 def look_up(rows: Tensor, scenes: int, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -167,24 +166,32 @@ def look_up(rows: Tensor, scenes: int, scene: Tensor, x: Tensor, y: Tensor) -> T
     return torch.lerp(near, far, v)
 
 
-def body_shadows(bodies: Bodies, location: Tensor, which: Tensor, point: Tensor) -> Tensor:
-    """(4, n): how much of each light other bodies hide from points on the bodies `which`."""
-    receiver, occluder = neighbours(bodies)
-    center = bodies.center[:, receiver]
-    offset = bodies.center[:, occluder] - center
-    reach = bodies.reach[receiver] + bodies.reach[occluder] + 0.3
-    order = torch.argsort(which, stable=True)
-    count = torch.bincount(which, minlength=len(bodies.scene))
+def body_shadows(
+    bodies: Bodies, others: Neighbours, lights: Lights, body: Tensor, point: Tensor
+) -> Tensor:
+    """(4, n): how much of each light other bodies hide from points on bodies."""
+    scenes = lights.location.shape[2]
+    # First find which bodies may shade which at all, then ask for each of their points.
+    center = bodies.center[:, others.body]
+    offset = (bodies.center[:, others.other] - center)[:, None]
+    direction = unit(lights.location[:, :, bodies.scene[others.body]] - center[:, None])
+    along = dot(offset, direction)
+    both = bodies.reach[others.body] + bodies.reach[others.other] + 0.3
+    may = (along > 0) & (dot(offset, offset) - along * along < both * both)
+    light, pair = torch.nonzero(may).unbind(1)
+    receiver, occluder = others.body[pair], others.other[pair]
+
+    order = torch.argsort(body, stable=True)
+    count = torch.bincount(body, minlength=len(bodies.scene))
     start = count.cumsum(0) - count
-    shares = torch.zeros(4, len(which), device=point.device)
-    for light in range(4):
-        direction, _ = toward(location, light, bodies.scene[receiver], center)
-        along = dot(offset, direction)
-        may = (along > 0) & (dot(offset, offset) - along * along < reach * reach)
-        r, o = receiver[may], occluder[may]
-        owner, k = spread(count[r])
-        sample = order.index_select(0, start[r].index_select(0, owner) + k)
-        blocker, place = o.index_select(0, owner), point.index_select(1, sample)
-        pair, share = hidden(bodies, location, light, blocker, place)
-        shares[light].scatter_reduce_(0, sample.index_select(0, pair), share, "amax")
-    return shares
+    owner, k = spread(count[receiver])
+    sample = order.index_select(0, start[receiver].index_select(0, owner) + k)
+    suspects = Suspects(
+        (light * scenes + bodies.scene[receiver]).index_select(0, owner),
+        occluder.index_select(0, owner),
+        point.index_select(1, sample),
+    )
+    guilty, share = hidden(bodies, lights.location, lights.half_side, suspects)
+    place = (light.index_select(0, owner) * len(body) + sample).index_select(0, guilty)
+    shares = torch.zeros(4 * len(body), device=point.device)
+    return shares.scatter_reduce_(0, place, share, "amax").view(4, -1)

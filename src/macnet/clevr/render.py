@@ -48,11 +48,11 @@ class Quality:
 
 
 QUALITIES: Mapping[str, Quality] = {
-    "fast": Quality(2, whole_bodies=False, shadow_detail=1.0, bounces=1, brushed_rays=3),
+    "fast": Quality(2, whole_bodies=False, shadow_detail=0.75, bounces=1, brushed_rays=3),
     "fine": Quality(4, whole_bodies=True, shadow_detail=2.0, bounces=2, brushed_rays=8),
 }
 FILTER_WIDTH = 1.5  # of a pixel, in pixels: the release's is a little soft
-PIXELS_AT_ONCE = {"cpu": 150_000, "cuda": 4_000_000}  # what fits in caches, and in 2 GB
+PIXELS_AT_ONCE = {"cpu": 150_000, "cuda": 20_000_000}  # what fits in caches, and in 2 GB
 
 
 class Rendering(NamedTuple):
@@ -160,7 +160,7 @@ def _render(
 ) -> Rendering:
     bodies, cameras = _pack(scenes, device)
     resolution = HAZE * max(2, round(quality.shadow_detail * width / HAZE))
-    lights = pack_lights(scenes, bodies, resolution, device)
+    lights = pack_lights(scenes, bodies, resolution)
     world = pack_world(scenes, bodies, lights)
 
     middles = _middles(len(scenes), width, height, device)
@@ -173,7 +173,7 @@ def _render(
     outline = torch.nonzero(_outlines(objects, quality.whole_bodies).view(-1))[:, 0]
     again, sample, body = _finer(middles, pixel, body, outline, quality.grid, width, height)
     finer, _, _ = _trace(world, cameras, again, sample, body, quality)
-    radiance[:, outline] = finer.view(3, -1, len(outline)).mean(1)
+    radiance[:, outline] = finer.view(3, quality.grid**2, len(outline)).mean(1)
 
     visible = torch.zeros(len(scenes), MAX_OBJECTS, dtype=torch.int32, device=device)
     count = torch.bincount(shown, minlength=len(bodies.scene))

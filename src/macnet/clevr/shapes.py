@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,8 +24,8 @@ from macnet.clevr.scene import SHAPES, Scene
 
 CORE = {"cube": 0.82, "sphere": 0.0, "cylinder": 0.94}
 REACH = {"cube": 3**0.5, "sphere": 1.0, "cylinder": 2**0.5}  # of the farthest point, in radii
-NEWTON_STEPS = 6
-BISECTIONS = 6
+NEWTON_STEPS = 5
+BISECTIONS = 4
 
 
 class Bodies(NamedTuple):
@@ -66,10 +67,10 @@ def pack_bodies(scenes: Sequence[Scene], device: torch.device) -> Bodies:
 
 
 def pack_cameras(scenes: Sequence[Scene], device: torch.device) -> Cameras:
-    axes = torch.stack([torch.from_numpy(camera_axes(scene.camera)) for scene in scenes], dim=-1)
-    origin = torch.tensor([scene.camera for scene in scenes], dtype=torch.float64).T
-    right, up, forward = axes[0] / (2 * FOCAL), axes[1] / (2 * FOCAL * ASPECT), axes[2]
-    return Cameras(*(column.float().to(device) for column in (origin, right, up, forward)))
+    origin = np.array([scene.camera for scene in scenes])
+    right, up, forward = camera_axes(origin)
+    columns = origin, right / (2 * FOCAL), up / (2 * FOCAL * ASPECT), forward
+    return Cameras(*(torch.from_numpy(c.T.astype(np.float32)).to(device) for c in columns))
 
 
 # --- vectors ---------------------------------------------------------------------------------
@@ -204,13 +205,22 @@ def cells(low: Tensor, high: Tensor, size: tuple[int, int]) -> tuple[Tensor, Ten
     return owner, column, at(first[1], owner) + row
 
 
-def neighbours(bodies: Bodies) -> tuple[Tensor, Tensor]:
-    """(body, other) for every two bodies of a scene, both ways, in order of body."""
+class Neighbours(NamedTuple):
+    """Every two bodies of a scene, both ways, in order of body."""
+
+    body: Tensor  # (p,)
+    other: Tensor  # (p,)
+    crowd: Tensor  # (m,) how many others a body has
+    first: Tensor  # (m,) where they begin
+
+
+def neighbours(bodies: Bodies) -> Neighbours:
     count = torch.bincount(bodies.scene)
     start = count.cumsum(0) - count
-    body, k = spread(count[bodies.scene] - 1)
+    crowd = count[bodies.scene] - 1
+    body, k = spread(crowd)
     other = start[bodies.scene[body]] + k
-    return body, other + (other >= body)
+    return Neighbours(body, other + (other >= body), crowd, crowd.cumsum(0) - crowd)
 
 
 def nearest(t: Tensor, ray: Tensor, rays: int) -> tuple[Tensor, Tensor]:

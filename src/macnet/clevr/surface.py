@@ -21,13 +21,13 @@ from macnet.clevr.light import (
     body_shadows,
     look_up,
     on_ground,
-    strength,
+    reach,
     tinted,
-    toward,
 )
 from macnet.clevr.scene import COLORS, DIRECTIONS, Scene
 from macnet.clevr.shapes import (
     Bodies,
+    Neighbours,
     at,
     cells,
     dot,
@@ -69,6 +69,7 @@ class World(NamedTuple):
 
     scenes: int
     bodies: Bodies
+    others: Neighbours
     lights: Lights
     color: Tensor  # (3, m)
     is_metal: Tensor  # (m,)
@@ -94,7 +95,7 @@ def pack_world(scenes: Sequence[Scene], bodies: Bodies, lights: Lights) -> World
     device = bodies.scene.device
     color, is_metal = color.to(device), is_metal.to(device)
     glow = glow_map(bodies, color, len(scenes))
-    return World(len(scenes), bodies, lights, color, is_metal, glow)
+    return World(len(scenes), bodies, neighbours(bodies), lights, color, is_metal, glow)
 
 
 # --- ground and cove -------------------------------------------------------------------------
@@ -170,8 +171,8 @@ def rubber(world: World, body: Tensor, shadow: Tensor, direction: Tensor, point:
     cos = (-dot(direction, n)).clamp(min=0.05)
     soft, gloss = [], []
     for light in range(4):
-        to_light, far = toward(world.lights.location, light, scene, point)
-        full = strength(world.lights.location, light, scene, to_light, far) * (1 - shadow[light])
+        to_light, full = reach(world.lights.location, light, scene, point)
+        full = full * (1 - shadow[light])
         facing = dot(to_light, n).clamp(min=0)
         soft.append(full * facing)
         cos_h = dot(unit(to_light - direction), n).clamp(min=1e-3)
@@ -211,8 +212,8 @@ def lamps_in_metal(
     cos = (-dot(direction, frame.normal)).clamp(min=0.05)
     amounts = []
     for light in range(4):
-        to_light, far = toward(world.lights.location, light, scene, point)
-        full = strength(world.lights.location, light, scene, to_light, far) * (1 - shadow[light])
+        to_light, full = reach(world.lights.location, light, scene, point)
+        full = full * (1 - shadow[light])
         half = unit(to_light - direction)
         h, a, c = (dot(half, axis) for axis in frame)
         h = h.clamp(min=1e-3)
@@ -225,48 +226,50 @@ def lamps_in_metal(
 
 
 @fused
-def brushed_ray(
-    bodies: Bodies, body: Tensor, k: int, rays: int, direction: Tensor, point: Tensor
-) -> Tensor:
-    """(3, n): ray k of those that a brushed surface scatters a ray into, spread evenly.
+def reflected(
+    bodies: Bodies, body: Tensor, brushed_rays: int, direction: Tensor, point: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Where a metal body sends a ray: mirrored (3, n), and scattered by the brush (3, k·n).
 
-    The same for every pixel: the surroundings are smooth, so a pattern beats noise.
+    The scattered rays are spread alike in every pixel: their surroundings are smooth, so that a
+    pattern does better than noise.
     """
     frame = brush(bodies, body, point)
-    u, turn = 0.9 * (k + 0.5) / rays, 2 * math.pi * 0.618 * k
-    tangent = math.sqrt(u / (1 - u))
-    along, across = (tangent * w for w in (ALONG * math.cos(turn), ACROSS * math.sin(turn)))
-    half = unit(frame.normal + frame.along * along + frame.across * across)
-    ray = mirrored(direction, half)
-    return torch.where(dot(ray, frame.normal) > 0, ray, mirrored(direction, frame.normal))
+    mirror = mirrored(direction, frame.normal)
+    rays = []
+    for k in range(brushed_rays):
+        u, turn = 0.9 * (k + 0.5) / brushed_rays, 2 * math.pi * 0.618 * k
+        tangent = math.sqrt(u / (1 - u))
+        along, across = (tangent * w for w in (ALONG * math.cos(turn), ACROSS * math.sin(turn)))
+        ray = mirrored(direction, unit(frame.normal + frame.along * along + frame.across * across))
+        rays.append(torch.where(dot(ray, frame.normal) > 0, ray, mirror))
+    return mirror, torch.cat(rays, dim=1)
 
 
-def met_by(world: World, start: Hits, direction: Tensor) -> tuple[Tensor, Hits]:
+def met_by(world: World, body: Tensor, point: Tensor, direction: Tensor) -> tuple[Tensor, Hits]:
     """Which rays that leave bodies meet other bodies: (ray, where)."""
-    bodies = world.bodies
-    body, other = neighbours(bodies)
-    count = torch.bincount(body, minlength=len(bodies.scene))
-    first = count.cumsum(0) - count
-    ray, k = spread(count[start.body])
-    which = other.index_select(0, at(first, start.body).index_select(0, ray) + k)
-    origin, direction = start.point.index_select(1, ray), direction.index_select(1, ray)
+    bodies, others = world.bodies, world.others
+    ray, k = spread(others.crowd.index_select(0, body))
+    which = others.first.index_select(0, body).index_select(0, ray) + k
+    which = others.other.index_select(0, which)
+    origin, direction = point.index_select(1, ray), direction.index_select(1, ray)
     close = torch.nonzero(passes_near(bodies, which, 0.0, origin, direction))[:, 0]
     ray, which, origin, direction = (
         column.index_select(-1, close) for column in (ray, which, origin, direction)
     )
     t = enter(bodies, which, origin, direction)
-    met, pair = nearest(t, ray, len(start.body))
+    met, pair = nearest(t, ray, len(body))
     t, which, origin, direction = (
         column.index_select(-1, pair) for column in (t, which, origin, direction)
     )
     return met, Hits(which, origin + t * direction, direction)
 
 
-def view(world: World, start: Hits, direction: Tensor, bounces: int) -> Tensor:
+def view(world: World, body: Tensor, point: Tensor, direction: Tensor, bounces: int) -> Tensor:
     """(3, n): what bodies see along rays that leave them; with bounces left, other bodies too."""
-    seen = surroundings(world, at(world.bodies.scene, start.body), start.point, direction)
-    if bounces:
-        met, hits = met_by(world, start, direction)
+    seen = surroundings(world, at(world.bodies.scene, body), point, direction)
+    if bounces > 0:
+        met, hits = met_by(world, body, point, direction)
         # Cut at white: a lamp in a mirror in a mirror would only sparkle.
         seen[:, met] = shine(world, hits, bounces - 1, brushed_rays=1).clamp(max=1)
     return seen
@@ -274,22 +277,20 @@ def view(world: World, start: Hits, direction: Tensor, bounces: int) -> Tensor:
 
 def shine(world: World, hits: Hits, bounces: int, brushed_rays: int) -> Tensor:
     """(3, n): the radiance that bodies send back along the rays that met them."""
-    shadow = body_shadows(world.bodies, world.lights.location, hits.body, hits.point)
+    shadow = body_shadows(world.bodies, world.others, world.lights, hits.body, hits.point)
     is_metal = world.is_metal.index_select(0, hits.body)
     radiance = torch.empty_like(hits.point)
 
     k = torch.nonzero(~is_metal)[:, 0]
-    soft = hits.pick(k)
-    radiance[:, k] = rubber(world, soft.body, shadow.index_select(1, k), soft.direction, soft.point)
+    body, point, direction = hits.pick(k)
+    radiance[:, k] = rubber(world, body, shadow.index_select(1, k), direction, point)
 
     k = torch.nonzero(is_metal)[:, 0]
-    hard = hits.pick(k)
-    n = normal(world.bodies, hard.body, hard.point)
-    shadow = shadow.index_select(1, k)
-    gloss = lamps_in_metal(world, hard.body, shadow, hard.direction, hard.point)
-    gloss += (1 - BRUSHED) * view(world, hard, mirrored(hard.direction, n), bounces)
-    for ray in range(brushed_rays):
-        away = brushed_ray(world.bodies, hard.body, ray, brushed_rays, hard.direction, hard.point)
-        gloss += BRUSHED / brushed_rays * view(world, hard, away, bounces - 1 if bounces else 0)
-    radiance[:, k] = at(world.color, hard.body) * gloss
+    body, point, direction = hits.pick(k)
+    gloss = lamps_in_metal(world, body, shadow.index_select(1, k), direction, point)
+    mirror, scattered = reflected(world.bodies, body, brushed_rays, direction, point)
+    gloss += (1 - BRUSHED) * view(world, body, point, mirror, bounces)
+    many = body.repeat(brushed_rays), point.repeat(1, brushed_rays)
+    blurred = view(world, *many, scattered, bounces - 1).view(3, brushed_rays, len(k)).mean(1)
+    radiance[:, k] = at(world.color, body) * (gloss + BRUSHED * blurred)
     return radiance

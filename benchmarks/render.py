@@ -1,0 +1,114 @@
+"""How many images are rendered a second, and what compiling the renderer's functions gains.
+
+    python benchmarks/render.py --device cuda --size 224x224 --out results/render_speed_h200.json
+    python benchmarks/render.py --device cpu --processes 2 --scenes 40 --out results/render_speed_cpu.json
+
+Timed is all it takes from `Scene` objects to uint8 images on the device. "plain" is the same code
+run operation by operation; the ratio of the two is measured in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import platform
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from macnet.clevr.render import render
+from macnet.clevr.scene import Scene, sample_scenes
+
+
+def place(count: int) -> list[Scene]:
+    rngs = [random.Random(f"scene {i}") for i in range(count)]
+    return sample_scenes(rngs, all_visible=lambda scenes: [True] * len(scenes))
+
+
+def seconds(scenes: list[Scene], size: tuple[int, int], quality: str, device: str) -> float:
+    start = time.perf_counter()
+    render(scenes, *size, quality, device)
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def on_one_core(task: tuple[list[Scene], tuple[int, int], str]) -> None:
+    torch.set_num_threads(1)
+    render(*task[:1], *task[1], task[2], "cpu")
+
+
+def measure_cpu(scenes: list[Scene], size: tuple[int, int], quality: str, processes: int) -> float:
+    """Images a second over processes of one thread each, their start left out."""
+    shares = [(scenes[k::processes], size, quality) for k in range(processes)]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        pool.map(on_one_core, [(s[:1], z, q) for s, z, q in shares], chunksize=1)
+        start = time.perf_counter()
+        pool.map(on_one_core, shares, chunksize=1)
+        return len(scenes) / (time.perf_counter() - start)
+
+
+def measure_cuda(
+    scenes: list[Scene], size: tuple[int, int], quality: str, repeats: int
+) -> dict[str, Any]:
+    def rate() -> float:
+        times = [seconds(scenes, size, quality, "cuda") for _ in range(repeats)]
+        return len(scenes) / statistics.median(times)
+
+    first = seconds(scenes, size, quality, "cuda")
+    seconds(scenes, size, quality, "cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    kept = render(scenes, *size, quality, "cuda")
+    outputs = sum(column.numel() * column.element_size() for column in kept)
+    # Joining the parts holds the outputs twice; everything beyond that is scratch.
+    scratch = torch.cuda.max_memory_allocated() - before - 2 * outputs
+    compiled = rate()
+    torch.compiler.set_stance("force_eager")
+    seconds(scenes, size, quality, "cuda")
+    plain = rate()
+    torch.compiler.set_stance("default")
+    return {
+        "images_per_second": round(compiled),
+        "plain_images_per_second": round(plain),
+        "compiled_over_plain": round(compiled / plain, 2),
+        "first_call_seconds": round(first, 1),
+        "scratch_gigabytes": round(scratch / 1e9, 2),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--size", default="480x320")
+    parser.add_argument("--quality", default="fast")
+    parser.add_argument("--scenes", type=int, default=1024)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=2, help="on a CPU")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    width, height = map(int, args.size.split("x"))
+    scenes = place(args.scenes)
+    record: dict[str, Any] = {"what": "images rendered a second", **vars(args), "out": None}
+    record["torch"] = torch.__version__
+    if args.device == "cuda":
+        record["hardware"] = torch.cuda.get_device_name()
+        record |= measure_cuda(scenes, (width, height), args.quality, args.repeats)
+    else:
+        record["hardware"] = f"{args.processes} processes on {platform.processor() or 'CPU'}"
+        rate = measure_cpu(scenes, (width, height), args.quality, args.processes)
+        record["images_per_second"] = round(rate, 1)
+    del record["out"]
+    text = json.dumps(record, indent=2)
+    print(text)
+    if args.out:
+        args.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
