@@ -88,6 +88,14 @@ def test_questions_are_encoded_where_they_are_made(unbroken: list[Batch]) -> Non
     assert batch.questions == [[words(q) for q in asked] for asked in unbroken[0].questions]
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_on_a_gpu_images_stay_there_and_going_on_is_exact() -> None:
+    batches = take(4, per_batch=100, device="cuda", workers=2)
+    assert all(batch.images.is_cuda and batch.objects.is_cuda for batch in batches)
+    assert_same(take(2, per_batch=100, device="cuda", start=200), batches[2:])
+
+
 @pytest.mark.parametrize("other", [{"seed": 4}, {"condition": "A"}])
 def test_another_world_is_another_world(unbroken: list[Batch], other: dict[str, Any]) -> None:
     world = World(**{"seed": 3, "width": 48, "height": 32} | other)
