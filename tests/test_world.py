@@ -122,6 +122,7 @@ def test_a_start_within_a_batch_is_refused(start: int) -> None:
     ("settings", "complaint"),
     [
         ({"width": 0}, "--size is 0x320"),
+        ({"width": 23, "height": 16}, "--size is 23x16; it must be at least 24x16"),
         ({"height": -1}, "--size is 480x-1"),
         ({"questions_per_image": 0}, "--questions-per-image is 0"),
         ({"questions_per_image": 91}, "--questions-per-image is 91"),

@@ -28,6 +28,8 @@ from macnet.clevr.scene import Condition, Scene, sample_scenes
 from macnet.errors import InputError
 from macnet.workers import pool
 
+MIN_WIDTH, MIN_HEIGHT = 24, 16  # smaller, and hardly any scene would count as visible
+
 
 @dataclass(frozen=True)
 class World:
@@ -41,8 +43,11 @@ class World:
     questions_per_image: int = 10
 
     def __post_init__(self) -> None:
-        if self.width < 1 or self.height < 1:
-            raise InputError(f"--size is {self.width}x{self.height}; both sides must be positive")
+        if self.width < MIN_WIDTH or self.height < MIN_HEIGHT:
+            raise InputError(
+                f"--size is {self.width}x{self.height}; it must be at least "
+                f"{MIN_WIDTH}x{MIN_HEIGHT}, or far objects fall between the pixels"
+            )
         if not 1 <= self.questions_per_image <= FAMILIES:
             raise InputError(
                 f"--questions-per-image is {self.questions_per_image}; it must lie between 1 and "
