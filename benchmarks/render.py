@@ -1,7 +1,7 @@
 """How many images are rendered a second, and what compiling the renderer's functions gains.
 
     python benchmarks/render.py --device cuda --size 224x224 --out results/render_speed_h200.json
-    python benchmarks/render.py --device cpu --processes 2 --scenes 40 --out results/render_speed_cpu.json
+    python benchmarks/render.py --device cpu --scenes 60 --out results/render_speed_cpu.json
 
 Timed is all it takes from `Scene` objects to uint8 images on the device. "plain" is the same code
 run operation by operation; the ratio of the two is measured in one run.
@@ -30,14 +30,6 @@ def place(count: int) -> list[Scene]:
     return sample_scenes(rngs, all_visible=lambda scenes: [True] * len(scenes))
 
 
-def seconds(scenes: list[Scene], size: tuple[int, int], quality: str, device: str) -> float:
-    start = time.perf_counter()
-    render(scenes, *size, quality, device)
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def on_one_core(task: tuple[list[Scene], tuple[int, int], str]) -> None:
     torch.set_num_threads(1)
     render(*task[:1], *task[1], task[2], "cpu")
@@ -56,23 +48,26 @@ def measure_cpu(scenes: list[Scene], size: tuple[int, int], quality: str, proces
 def measure_cuda(
     scenes: list[Scene], size: tuple[int, int], quality: str, repeats: int
 ) -> dict[str, Any]:
-    def rate() -> float:
-        times = [seconds(scenes, size, quality, "cuda") for _ in range(repeats)]
-        return len(scenes) / statistics.median(times)
+    def seconds(compile: bool) -> float:
+        start = time.perf_counter()
+        render(scenes, *size, quality, "cuda", compile=compile)
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
 
-    first = seconds(scenes, size, quality, "cuda")
-    seconds(scenes, size, quality, "cuda")
+    def rate(compile: bool) -> float:
+        return len(scenes) / statistics.median(seconds(compile) for _ in range(repeats))
+
+    first = seconds(compile=True)
+    seconds(compile=True)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    kept = render(scenes, *size, quality, "cuda")
+    kept = render(scenes, *size, quality, "cuda", compile=True)
     outputs = sum(column.numel() * column.element_size() for column in kept)
     # Joining the parts holds the outputs twice; everything beyond that is scratch.
     scratch = torch.cuda.max_memory_allocated() - before - 2 * outputs
-    compiled = rate()
-    torch.compiler.set_stance("force_eager")
-    seconds(scenes, size, quality, "cuda")
-    plain = rate()
-    torch.compiler.set_stance("default")
+    compiled = rate(compile=True)
+    seconds(compile=False)
+    plain = rate(compile=False)
     return {
         "images_per_second": round(compiled),
         "plain_images_per_second": round(plain),

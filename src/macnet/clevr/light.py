@@ -46,8 +46,8 @@ HAZE = 16  # places to a side of its blurred copy, one unit wide each
 class Lights(NamedTuple):
     location: Tensor  # (3, 4, s): coordinate, light, scene
     half_side: Tensor  # (4,)
-    shadows: Tensor  # (s·r·r, 4): how much of each light is hidden from a place on the ground
-    haze: Tensor  # (s·16·16, 4): the same, averaged over patches one unit wide
+    shadows: Tensor  # (s, r, r, 4): how much of each light is hidden from a place on the ground
+    haze: Tensor  # (s, 16, 16, 4): the same, averaged over patches one unit wide
 
 
 def pack_lights(scenes: Sequence[Scene], bodies: Bodies, resolution: int) -> Lights:
@@ -55,8 +55,9 @@ def pack_lights(scenes: Sequence[Scene], bodies: Bodies, resolution: int) -> Lig
     location = torch.tensor([(*scene.lamps, SUN) for scene in scenes]).permute(2, 1, 0)
     location, half_side = location.contiguous().to(device), torch.tensor(HALF_SIDE).to(device)
     layers = shadow_map(bodies, location, half_side, resolution)
-    hazy = avg_pool2d(layers.view(4, -1, resolution, resolution), resolution // HAZE)
-    shadows, haze = (m.reshape(4, -1).T.contiguous() for m in (layers, hazy))
+    layers = layers.view(4, len(scenes), resolution, resolution)
+    hazy = avg_pool2d(layers, resolution // HAZE)
+    shadows, haze = (m.permute(1, 2, 3, 0).contiguous() for m in (layers, hazy))
     return Lights(location, half_side, shadows, haze)
 
 
@@ -78,12 +79,10 @@ def tinted(amounts: Sequence[Tensor]) -> Tensor:
     return torch.stack([key * k + fill * f + white for k, f in zip(*COLOR[:2], strict=True)])
 
 
-def on_ground(
-    lights: Lights, rows: Tensor, scenes: int, scene: Tensor, x: Tensor, y: Tensor
-) -> Tensor:
+def on_ground(lights: Lights, shadows: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """(3, n): the light that reaches places on the ground, past the shadows of a map."""
     point = torch.stack([x, y, torch.zeros_like(x)])
-    shadow = look_up(rows, scenes, scene, x, y)
+    shadow = look_up(shadows, scene, x, y)
     amounts = []
     for light in range(4):
         direction, full = reach(lights.location, light, scene, point)
@@ -110,12 +109,13 @@ def _near_the_way(bodies: Bodies, location: Tensor, suspects: Suspects, body: Te
 
 @fused
 def _share_hidden(
-    bodies: Bodies, location: Tensor, half_side: Tensor, suspects: Suspects, body: Tensor
+    bodies: Bodies, location: Tensor, half_side: Tensor, suspects: Suspects, guilty: Tensor
 ) -> Tensor:
-    offset = at(location.flatten(1), suspects.light) - suspects.point
+    light, body, point = (column.index_select(-1, guilty) for column in suspects)
+    offset = at(location.flatten(1), light) - point
     far = dot(offset, offset).sqrt()
-    gap, t = clearance(bodies, body, suspects.point, offset / far)
-    half_width = t * at(half_side, suspects.light // location.shape[2]) / far
+    gap, t = clearance(bodies, body, point, offset / far)
+    half_width = t * at(half_side, light // location.shape[2]) / far
     share = (0.5 - 0.5 * gap / (half_width + 1e-4)).clamp(0, 1)
     return share * share * (3 - 2 * share) * (t < far)
 
@@ -126,8 +126,7 @@ def hidden(
     """How much of its light each suspect hides: (suspect, share) of those that stand in the way."""
     near = _near_the_way(bodies, location, suspects, suspects.body)
     guilty = torch.nonzero(near)[:, 0]
-    suspects = Suspects(*(column.index_select(-1, guilty) for column in suspects))
-    return guilty, _share_hidden(bodies, location, half_side, suspects, suspects.body)
+    return guilty, _share_hidden(bodies, location, half_side, suspects, guilty)
 
 
 def shadow_map(bodies: Bodies, location: Tensor, half_side: Tensor, resolution: int) -> Tensor:
@@ -142,25 +141,35 @@ def shadow_map(bodies: Bodies, location: Tensor, half_side: Tensor, resolution: 
     shadow, column, row = cells(
         (low + MAP_HALF) * scale, (high + MAP_HALF) * scale, (resolution, resolution)
     )
-    light, body = shadow // len(bodies.scene), shadow % len(bodies.scene)
-    light = light * scenes + at(bodies.scene, body)
-    u, v = ((k + 0.5) / scale - MAP_HALF for k in (column, row))
-    suspects = Suspects(light, body, torch.stack([u, v, 0 * u]))
+    suspects, place = _suspects_on_ground(bodies, scenes, resolution, shadow, column, row)
     guilty, share = hidden(bodies, location, half_side, suspects)
-    place = ((light * resolution + row) * resolution + column).index_select(0, guilty)
-    layers = torch.zeros(4 * scenes * resolution * resolution, device=u.device)
-    return layers.scatter_reduce_(0, place, share, "amax")
+    layers = torch.zeros(4 * scenes * resolution * resolution, device=lamp.device)
+    return layers.scatter_reduce_(0, place.index_select(0, guilty), share, "amax")
 
 
-def look_up(rows: Tensor, scenes: int, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """(n, 4): a map at places on the ground, interpolated; the rim counts for all beyond it."""
-    r = math.isqrt(len(rows) // scenes)
+@fused
+def _suspects_on_ground(
+    bodies: Bodies, scenes: int, resolution: int, shadow: Tensor, column: Tensor, row: Tensor
+) -> tuple[Suspects, Tensor]:
+    """A suspect for each place that may lie in a shadow, and the number of that place."""
+    count = bodies.scene.shape[0]
+    light, body = shadow // count, shadow % count
+    light = light * scenes + bodies.scene.index_select(0, body)
+    x, y = ((k + 0.5) * (2 * MAP_HALF / resolution) - MAP_HALF for k in (column, row))
+    place = (light * resolution + row) * resolution + column
+    return Suspects(light, body, torch.stack([x, y, torch.zeros_like(x)])), place
+
+
+def look_up(maps: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """(s, r, r, c) maps → (n, c) at places on the ground; the rim counts for all beyond it."""
+    r = maps.shape[1]
     scale = r / (2 * MAP_HALF)
     u = ((x + MAP_HALF) * scale - 0.5).clamp(0, r - 1.001)
     v = ((y + MAP_HALF) * scale - 0.5).clamp(0, r - 1.001)
     column, row = u.long(), v.long()
     u, v = (u - column)[:, None], (v - row)[:, None]
     cell = (scene * r + row) * r + column
+    rows = maps.view(-1, maps.shape[-1])
     a, b, c, d = (rows.index_select(0, cell + k) for k in (0, 1, r, r + 1))
     near, far = torch.lerp(a, b, u), torch.lerp(c, d, u)
     return torch.lerp(near, far, v)
@@ -185,13 +194,26 @@ def body_shadows(
     count = torch.bincount(body, minlength=len(bodies.scene))
     start = count.cumsum(0) - count
     owner, k = spread(count[receiver])
-    sample = order.index_select(0, start[receiver].index_select(0, owner) + k)
-    suspects = Suspects(
-        (light * scenes + bodies.scene[receiver]).index_select(0, owner),
-        occluder.index_select(0, owner),
-        point.index_select(1, sample),
+    suspects, place = _suspects_on_bodies(
+        light * scenes + bodies.scene[receiver], occluder, start[receiver], order, point, owner, k
     )
     guilty, share = hidden(bodies, lights.location, lights.half_side, suspects)
-    place = (light.index_select(0, owner) * len(body) + sample).index_select(0, guilty)
+    place = (suspects.light // scenes * len(body) + place).index_select(0, guilty)
     shares = torch.zeros(4 * len(body), device=point.device)
     return shares.scatter_reduce_(0, place, share, "amax").view(4, -1)
+
+
+@fused
+def _suspects_on_bodies(
+    light: Tensor,
+    occluder: Tensor,
+    start: Tensor,
+    order: Tensor,
+    point: Tensor,
+    owner: Tensor,
+    k: Tensor,
+) -> tuple[Suspects, Tensor]:
+    """A suspect for each point of each body that may be shaded, and the number of that point."""
+    sample = order.index_select(0, start.index_select(0, owner) + k)
+    light, occluder = light.index_select(0, owner), occluder.index_select(0, owner)
+    return Suspects(light, occluder, point.index_select(1, sample)), sample

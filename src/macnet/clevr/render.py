@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import max_pool2d
 
-from macnet.clevr.fuse import fused
+from macnet.clevr.fuse import compiled, fused
 from macnet.clevr.light import HAZE, pack_lights
 from macnet.clevr.scene import MAX_OBJECTS, MIN_VISIBLE_SHARE, Scene
 from macnet.clevr.shapes import (
@@ -30,7 +29,7 @@ from macnet.clevr.shapes import (
     screen_pairs,
     unit,
 )
-from macnet.clevr.surface import Hits, World, ground, pack_world, shine
+from macnet.clevr.surface import Hits, Stage, ground, pack_stage, shine
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ QUALITIES: Mapping[str, Quality] = {
     "fine": Quality(4, whole_bodies=True, shadow_detail=2.0, bounces=2, brushed_rays=8),
 }
 FILTER_WIDTH = 1.5  # of a pixel, in pixels: the release's is a little soft
-PIXELS_AT_ONCE = {"cpu": 150_000, "cuda": 20_000_000}  # what fits in caches, and in 2 GB
+PIXELS_AT_ONCE = {"cpu": 150_000, "cuda": 16_000_000}  # what fits in caches, and in 2 GB
 
 
 class Rendering(NamedTuple):
@@ -70,12 +69,18 @@ def render(
     height: int = 320,
     quality: str = "fast",
     device: torch.device | str = "cpu",
+    *,
+    compile: bool = False,
 ) -> Rendering:
-    """Pictures of scenes, with what each pixel shows and how much of each object is seen."""
-    parts = [
-        _render(part, width, height, QUALITIES[quality], torch.device(device))
-        for part in _in_parts(scenes, width * height, torch.device(device))
-    ]
+    """Pictures of scenes, with what each pixel shows and how much of each object is seen.
+
+    `compile` pays on CUDA for many thousands of pictures; it takes about a minute the first time.
+    """
+    with compiled(compile):
+        parts = [
+            _render(part, width, height, QUALITIES[quality], torch.device(device))
+            for part in _in_parts(scenes, width * height, torch.device(device))
+        ]
     return Rendering(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
@@ -124,35 +129,51 @@ def _middles(scenes: int, width: int, height: int, device: torch.device) -> Samp
     return Samples(row // height, (pixel % width + 0.5) / width, (row % height + 0.5) / height)
 
 
-@fused
 def _rays(cameras: Cameras, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
     across, up = at(cameras.right, scene) * (2 * x - 1), at(cameras.up, scene) * (1 - 2 * y)
     return unit(at(cameras.forward, scene) + across + up)
+
+
+@fused
+def _enter(
+    bodies: Bodies, cameras: Cameras, samples: Samples, sample: Tensor, body: Tensor
+) -> Tensor:
+    scene, x, y = (column.index_select(0, sample) for column in samples)
+    return enter(bodies, body, at(cameras.origin, scene), _rays(cameras, scene, x, y))
+
+
+@fused
+def _hits(
+    cameras: Cameras, samples: Samples, t: Tensor, body: Tensor, hit: Tensor, pair: Tensor
+) -> Hits:
+    scene, x, y = (column.index_select(0, hit) for column in samples)
+    direction = _rays(cameras, scene, x, y)
+    point = at(cameras.origin, scene) + t.index_select(0, pair) * direction
+    return Hits(body.index_select(0, pair), point, direction)
+
+
+@fused
+def _backdrop(stage: Stage, cameras: Cameras, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return ground(stage, scene, at(cameras.origin, scene), _rays(cameras, scene, x, y))
 
 
 def _first_hits(
     bodies: Bodies, cameras: Cameras, samples: Samples, sample: Tensor, body: Tensor
 ) -> tuple[Tensor, Hits]:
     """Which samples show a body, and where, given the (sample, body) pairs that can meet."""
-    scene, x, y = (column.index_select(0, sample) for column in samples)
-    direction = _rays(cameras, scene, x, y)
-    t = enter(bodies, body, at(cameras.origin, scene), direction)
+    t = _enter(bodies, cameras, samples, sample, body)
     hit, pair = nearest(t, sample, len(samples.x))
-    t, scene, body, direction = (
-        column.index_select(-1, pair) for column in (t, scene, body, direction)
-    )
-    return hit, Hits(body, at(cameras.origin, scene) + t * direction, direction)
+    return hit, _hits(cameras, samples, t, body, hit, pair)
 
 
 def _trace(
-    world: World, cameras: Cameras, samples: Samples, sample: Tensor, body: Tensor, quality: Quality
+    stage: Stage, cameras: Cameras, samples: Samples, sample: Tensor, body: Tensor, quality: Quality
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(3, n) radiance of samples, which of them show a body, and which body."""
-    origin, direction = at(cameras.origin, samples.scene), _rays(cameras, *samples)
-    radiance = ground(world, samples.scene, origin, direction)
-    hit, hits = _first_hits(world.bodies, cameras, samples, sample, body)
-    radiance[:, hit] = shine(world, hits, quality.bounces, quality.brushed_rays)
-    return radiance.clamp(0, 1), hit, hits.body
+    radiance = _backdrop(stage, cameras, *samples)
+    hit, hits = _first_hits(stage.bodies, cameras, samples, sample, body)
+    radiance[:, hit] = shine(stage, hits, quality.bounces, quality.brushed_rays)
+    return radiance.clamp_(0, 1), hit, hits.body
 
 
 def _render(
@@ -161,31 +182,36 @@ def _render(
     bodies, cameras = _pack(scenes, device)
     resolution = HAZE * max(2, round(quality.shadow_detail * width / HAZE))
     lights = pack_lights(scenes, bodies, resolution)
-    world = pack_world(scenes, bodies, lights)
+    stage = pack_stage(scenes, bodies, lights)
 
     middles = _middles(len(scenes), width, height, device)
     pixel, body = screen_pairs(bodies, cameras, width, height)
-    radiance, hit, shown = _trace(world, cameras, middles, pixel, body, quality)
+    radiance, hit, shown = _trace(stage, cameras, middles, pixel, body, quality)
     objects = torch.full((len(middles.x),), -1, dtype=torch.int8, device=device)
     objects[hit] = at(bodies.slot, shown).to(torch.int8)
     objects = objects.view(len(scenes), height, width)
 
     outline = torch.nonzero(_outlines(objects, quality.whole_bodies).view(-1))[:, 0]
     again, sample, body = _finer(middles, pixel, body, outline, quality.grid, width, height)
-    finer, _, _ = _trace(world, cameras, again, sample, body, quality)
+    finer, _, _ = _trace(stage, cameras, again, sample, body, quality)
     radiance[:, outline] = finer.view(3, quality.grid**2, len(outline)).mean(1)
 
     visible = torch.zeros(len(scenes), MAX_OBJECTS, dtype=torch.int32, device=device)
     count = torch.bincount(shown, minlength=len(bodies.scene))
     visible[bodies.scene, bodies.slot] = count.to(torch.int32)
-    return Rendering(_displayed(radiance).view(len(scenes), height, width, 3), objects, visible)
+    return Rendering(_displayed(radiance).reshape(len(scenes), height, width, 3), objects, visible)
 
 
 def _outlines(objects: Tensor, whole_bodies: bool) -> Tensor:
-    """Which pixels have neighbours that show something else."""
-    shown = objects[:, None].float()
-    most, least = max_pool2d(shown, 3, 1, 1), -max_pool2d(-shown, 3, 1, 1)
-    return (most >= 0) if whole_bodies else (most != least)
+    """Which pixels have a neighbour that shows something else."""
+    chosen = objects >= 0 if whole_bodies else torch.zeros_like(objects, dtype=torch.bool)
+    differs = objects[:, 1:] != objects[:, :-1]
+    chosen[:, 1:] |= differs
+    chosen[:, :-1] |= differs
+    differs = objects[:, :, 1:] != objects[:, :, :-1]
+    chosen[:, :, 1:] |= differs
+    chosen[:, :, :-1] |= differs
+    return chosen
 
 
 def _finer(
@@ -213,6 +239,7 @@ def _finer(
     return samples, sample, body.index_select(0, kept).repeat(grid * grid)
 
 
+@fused
 def _displayed(radiance: Tensor) -> Tensor:
     """(3, n) linear light → (n, 3) sRGB bytes."""
     curve = 1.055 * radiance.clamp(min=1e-9) ** (1 / 2.4) - 0.055

@@ -95,7 +95,7 @@ def at(table: Tensor, index: Tensor) -> Tensor:
 def into_body(v: Tensor, bodies: Bodies, which: Tensor) -> Tensor:
     """Turn and scale a vector into a body's own frame, in which it has radius 1."""
     cos, sin, radius = (at(column, which) for column in (bodies.cos, bodies.sin, bodies.radius))
-    turned = torch.stack([cos * v[0] + sin * v[1], cos * v[1] - sin * v[0], v[2].expand_as(sin)])
+    turned = torch.stack([cos * v[0] + sin * v[1], cos * v[1] - sin * v[0], v[2]])
     return turned / radius
 
 
@@ -119,7 +119,6 @@ def distance_along(
     return outside + inside - (1 - core), slope
 
 
-@fused
 def enter(bodies: Bodies, which: Tensor, origin: Tensor, direction: Tensor) -> Tensor:
     """How far along each ray it enters its body; infinity where it passes by."""
     p = into_body(origin - at(bodies.center, which), bodies, which)
@@ -188,21 +187,32 @@ def passes_near(
 def spread(counts: Tensor) -> tuple[Tensor, Tensor]:
     """[2, 0, 3] → owners [0, 0, 2, 2, 2] and, within each owner, 0, 1, 0, 1, 2."""
     owner = torch.repeat_interleave(counts)
-    start = counts.cumsum(0) - counts
-    return owner, torch.arange(len(owner), device=counts.device) - at(start, owner)
+    return owner, _rank(counts.cumsum(0) - counts, owner)
+
+
+@fused
+def _rank(start: Tensor, owner: Tensor) -> Tensor:
+    return torch.arange(owner.shape[0], device=owner.device) - start.index_select(0, owner)
 
 
 def cells(low: Tensor, high: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
     """The grid cells of rectangles: (2, n) corners → (rectangle, column, row) of every cell."""
     limit = torch.tensor(size, device=low.device)[:, None]
-    first = low.floor().long().clamp(min=0)
+    first = low.floor().long().clamp(min=0).contiguous()
     last = torch.minimum(high.ceil().long(), limit)
     columns, rows = (last - first).clamp(min=0)
-    owner, k = spread(columns * rows)
+    owner = torch.repeat_interleave(columns * rows)
+    start = (columns * rows).cumsum(0) - columns * rows
+    return owner, *_cell(first, columns, start, owner)
+
+
+@fused
+def _cell(first: Tensor, columns: Tensor, start: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
+    k = _rank(start, owner)
     stride = columns.index_select(0, owner)
     row = k // stride
-    column = at(first[0], owner) + k - row * stride
-    return owner, column, at(first[1], owner) + row
+    left, top = first.index_select(1, owner)
+    return left + k - row * stride, top + row
 
 
 class Neighbours(NamedTuple):
@@ -223,14 +233,18 @@ def neighbours(bodies: Bodies) -> Neighbours:
     return Neighbours(body, other + (other >= body), crowd, crowd.cumsum(0) - crowd)
 
 
+@fused
+def _key(t: Tensor) -> Tensor:
+    return (t.view(torch.int32).long() << 32) | torch.arange(t.shape[0], device=t.device)
+
+
 def nearest(t: Tensor, ray: Tensor, rays: int) -> tuple[Tensor, Tensor]:
     """Of the pairs of each ray, the one with the smallest t: (ray, pair) of every ray that hits.
 
     Distance and pair number share one 64-bit key, so the minimum is exact and has no ties.
     """
-    key = (t.view(torch.int32).long() << 32) | torch.arange(len(t), device=t.device)
     best = torch.full((rays,), torch.iinfo(torch.int64).max, device=t.device)
-    best.scatter_reduce_(0, ray, key, "amin")
+    best.scatter_reduce_(0, ray, _key(t), "amin")
     infinite = 0x7F800000 << 32
     hit = torch.nonzero(best < infinite)[:, 0]
     return hit, best.index_select(0, hit) & 0xFFFFFFFF

@@ -64,16 +64,15 @@ ALONG, ACROSS = 0.2 * 0.88, 0.2 / 0.88  # its roughness around the body's axis, 
 SPOT = 0.04  # roughness at which the mirror shows a lamp: the lamp's own width, and a pixel's
 
 
-class World(NamedTuple):
+class Stage(NamedTuple):
     """Many scenes, ready to be looked at."""
 
-    scenes: int
     bodies: Bodies
     others: Neighbours
     lights: Lights
     color: Tensor  # (3, m)
     is_metal: Tensor  # (m,)
-    glow: Tensor  # (s·r·r, 3): what places on the ground receive from the bodies around
+    glow: Tensor  # (s, r, r, 3): what places on the ground receive from the bodies around
 
 
 class Hits(NamedTuple):
@@ -87,7 +86,15 @@ class Hits(NamedTuple):
         return Hits(*(column.index_select(-1, k) for column in self))
 
 
-def pack_world(scenes: Sequence[Scene], bodies: Bodies, lights: Lights) -> World:
+class Rays(NamedTuple):
+    """Rays that leave bodies."""
+
+    body: Tensor  # (n,)
+    point: Tensor  # (3, n)
+    direction: Tensor  # (3, n)
+
+
+def pack_stage(scenes: Sequence[Scene], bodies: Bodies, lights: Lights) -> Stage:
     objects = [o for scene in scenes for o in scene.objects]
     paint = torch.tensor([PAINT[color] for color in COLORS]).T / 255
     color = paint[:, [COLORS.index(o.color) for o in objects]]
@@ -95,21 +102,20 @@ def pack_world(scenes: Sequence[Scene], bodies: Bodies, lights: Lights) -> World
     device = bodies.scene.device
     color, is_metal = color.to(device), is_metal.to(device)
     glow = glow_map(bodies, color, len(scenes))
-    return World(len(scenes), bodies, neighbours(bodies), lights, color, is_metal, glow)
+    return Stage(bodies, neighbours(bodies), lights, color, is_metal, glow)
 
 
 # --- ground and cove -------------------------------------------------------------------------
 
 
-@fused
-def ground(world: World, scene: Tensor, origin: Tensor, direction: Tensor) -> Tensor:
+def ground(stage: Stage, scene: Tensor, origin: Tensor, direction: Tensor) -> Tensor:
     """(3, n): the radiance of the ground along rays that go down."""
     far = origin[2] / (-direction[2]).clamp(min=1e-4)
     x, y = origin[0] + far * direction[0], origin[1] + far * direction[1]
-    light = on_ground(world.lights, world.lights.shadows, world.scenes, scene, x, y)
+    light = on_ground(stage.lights, stage.lights.shadows, scene, x, y)
     beyond = COVE[0] * x + COVE[1] * y
     cove = COVE_ON_GROUND + COVE_AT_BEND * torch.sigmoid((beyond - BEND) / BEND_WIDTH)
-    glow = look_up(world.glow, world.scenes, scene, x, y).T
+    glow = look_up(stage.glow, scene, x, y).T
     return (light + glow) * (GROUND_ALBEDO / math.pi) + cove
 
 
@@ -126,22 +132,27 @@ def glow_map(bodies: Bodies, color: Tensor, scenes: int) -> Tensor:
     place = (at(bodies.scene, body) * GLOW_PLACES + row) * GLOW_PLACES + column
     glow = torch.zeros(scenes * GLOW_PLACES**2, 3, device=color.device)
     # The brightest of them, not their sum: a sum on CUDA would depend on the order of adding.
-    return glow.scatter_reduce_(0, place[:, None].expand(-1, 3), amount.T, "amax")
+    glow.scatter_reduce_(0, place[:, None].expand(-1, 3), amount.T, "amax")
+    return glow.view(scenes, GLOW_PLACES, GLOW_PLACES, 3)
 
 
-@fused
-def surroundings(world: World, scene: Tensor, origin: Tensor, direction: Tensor) -> Tensor:
+def around(stage: Stage, scene: Tensor, origin: Tensor, direction: Tensor) -> Tensor:
     """(3, n): the radiance of ground, cove and black sky along rays, bodies left out."""
     rise = direction[2]
     toward_cove = COVE[0] * direction[0] + COVE[1] * direction[1]
     cove = COVE_RADIANCE * torch.sigmoid((toward_cove - rise) * 20)
-    return torch.where(rise < -0.02, ground(world, scene, origin, direction), cove)
+    return torch.where(rise < -0.02, ground(stage, scene, origin, direction), cove)
 
 
-def thrown_back(world: World, scene: Tensor, n: Tensor, point: Tensor) -> Tensor:
+@fused
+def surroundings(stage: Stage, rays: Rays, body: Tensor) -> Tensor:
+    return around(stage, at(stage.bodies.scene, body), rays.point, rays.direction)
+
+
+def thrown_back(stage: Stage, scene: Tensor, n: Tensor, point: Tensor) -> Tensor:
     """(3, n): the light that a body's surface receives from ground and cove."""
     x, y = point[0] + 0.6 * n[0], point[1] + 0.6 * n[1]  # about where it looks at the ground
-    light = on_ground(world.lights, world.lights.haze, world.scenes, scene, x, y)
+    light = on_ground(stage.lights, stage.lights.haze, scene, x, y)
     from_ground = light * GROUND_ALBEDO * (0.5 - 0.5 * n[2])
     behind = DIRECTIONS["behind"]
     facing = 0.5 + 0.5 * (0.8 * (behind[0] * n[0] + behind[1] * n[1]) + 0.6 * n[2])
@@ -164,14 +175,16 @@ def mirrored(direction: Tensor, n: Tensor) -> Tensor:
 
 
 @fused
-def rubber(world: World, body: Tensor, shadow: Tensor, direction: Tensor, point: Tensor) -> Tensor:
-    """(3, n): what rubber sends back along the rays that met it."""
-    scene = at(world.bodies.scene, body)
-    n = normal(world.bodies, body, point)
+def rubber(stage: Stage, hits: Hits, shadows: Tensor, k: Tensor) -> Tensor:
+    """(3, n): what rubber sends back along those of the rays that met it."""
+    body, point, direction = hits.pick(k)
+    shadow = shadows.index_select(1, k)
+    scene = at(stage.bodies.scene, body)
+    n = normal(stage.bodies, body, point)
     cos = (-dot(direction, n)).clamp(min=0.05)
     soft, gloss = [], []
     for light in range(4):
-        to_light, full = reach(world.lights.location, light, scene, point)
+        to_light, full = reach(stage.lights.location, light, scene, point)
         full = full * (1 - shadow[light])
         facing = dot(to_light, n).clamp(min=0)
         soft.append(full * facing)
@@ -180,10 +193,10 @@ def rubber(world: World, body: Tensor, shadow: Tensor, direction: Tensor, point:
         beckmann = torch.exp((1 - 1 / square) / rough) / (math.pi * rough * square * square)
         gloss.append(full * (facing > 0) * beckmann / (4 * cos))
     coat, sheen = fresnel(cos, 1.2), fresnel(cos, 1.4)
-    received = tinted(soft) + thrown_back(world, scene, n, point)
-    paint = at(world.color, body) * received / math.pi * (1 - 0.5 * sheen)
-    around = surroundings(world, scene, point, mirrored(direction, n))
-    return paint * (1 - coat) + RUBBER_GLOSS * coat * (tinted(gloss) + around)
+    received = tinted(soft) + thrown_back(stage, scene, n, point)
+    paint = at(stage.color, body) * received / math.pi * (1 - 0.5 * sheen)
+    seen = around(stage, scene, point, mirrored(direction, n))
+    return paint * (1 - coat) + RUBBER_GLOSS * coat * (tinted(gloss) + seen)
 
 
 class Brush(NamedTuple):
@@ -197,22 +210,22 @@ class Brush(NamedTuple):
 def brush(bodies: Bodies, body: Tensor, point: Tensor) -> Brush:
     n = normal(bodies, body, point)
     x, y, _ = point - at(bodies.center, body)
-    around = torch.stack([-y, x, torch.zeros_like(x)])
-    along = unit(around - dot(around, n) * n)
+    turning = torch.stack([-y, x, torch.zeros_like(x)])
+    along = unit(turning - dot(turning, n) * n)
     return Brush(n, along, torch.linalg.cross(n, along, dim=0))
 
 
 @fused
-def lamps_in_metal(
-    world: World, body: Tensor, shadow: Tensor, direction: Tensor, point: Tensor
-) -> Tensor:
+def lamps_in_metal(stage: Stage, hits: Hits, shadows: Tensor, k: Tensor) -> Tensor:
     """(3, n): the lights as seen in a metal body, brushed and mirrored."""
-    scene = at(world.bodies.scene, body)
-    frame = brush(world.bodies, body, point)
+    body, point, direction = hits.pick(k)
+    shadow = shadows.index_select(1, k)
+    scene = at(stage.bodies.scene, body)
+    frame = brush(stage.bodies, body, point)
     cos = (-dot(direction, frame.normal)).clamp(min=0.05)
     amounts = []
     for light in range(4):
-        to_light, full = reach(world.lights.location, light, scene, point)
+        to_light, full = reach(stage.lights.location, light, scene, point)
         full = full * (1 - shadow[light])
         half = unit(to_light - direction)
         h, a, c = (dot(half, axis) for axis in frame)
@@ -226,71 +239,79 @@ def lamps_in_metal(
 
 
 @fused
-def reflected(
-    bodies: Bodies, body: Tensor, brushed_rays: int, direction: Tensor, point: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Where a metal body sends a ray: mirrored (3, n), and scattered by the brush (3, k·n).
+def reflected(bodies: Bodies, hits: Hits, brushed_rays: int, k: Tensor) -> tuple[Rays, Rays]:
+    """Where metal bodies send rays: mirrored (n of them), and scattered by the brush (n · many).
 
     The scattered rays are spread alike in every pixel: their surroundings are smooth, so that a
     pattern does better than noise.
     """
+    body, point, direction = hits.pick(k)
     frame = brush(bodies, body, point)
     mirror = mirrored(direction, frame.normal)
     rays = []
-    for k in range(brushed_rays):
-        u, turn = 0.9 * (k + 0.5) / brushed_rays, 2 * math.pi * 0.618 * k
+    for i in range(brushed_rays):
+        u, turn = 0.9 * (i + 0.5) / brushed_rays, 2 * math.pi * 0.618 * i
         tangent = math.sqrt(u / (1 - u))
         along, across = (tangent * w for w in (ALONG * math.cos(turn), ACROSS * math.sin(turn)))
         ray = mirrored(direction, unit(frame.normal + frame.along * along + frame.across * across))
         rays.append(torch.where(dot(ray, frame.normal) > 0, ray, mirror))
-    return mirror, torch.cat(rays, dim=1)
+    scattered = Rays(
+        body.repeat(brushed_rays), point.repeat(1, brushed_rays), torch.cat(rays, dim=1)
+    )
+    return Rays(body, point, mirror), scattered
 
 
-def met_by(world: World, body: Tensor, point: Tensor, direction: Tensor) -> tuple[Tensor, Hits]:
+@fused
+def _come_close(bodies: Bodies, others: Neighbours, rays: Rays, ray: Tensor, k: Tensor) -> Tensor:
+    body, point, direction = (column.index_select(-1, ray) for column in rays)
+    other = others.other.index_select(0, others.first.index_select(0, body) + k)
+    return passes_near(bodies, other, 0.0, point, direction)
+
+
+@fused
+def _meet(
+    bodies: Bodies, others: Neighbours, rays: Rays, ray: Tensor, k: Tensor, close: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    ray, k = ray.index_select(0, close), k.index_select(0, close)
+    body, point, direction = (column.index_select(-1, ray) for column in rays)
+    other = others.other.index_select(0, others.first.index_select(0, body) + k)
+    return ray, other, enter(bodies, other, point, direction)
+
+
+def met_by(stage: Stage, rays: Rays) -> tuple[Tensor, Hits]:
     """Which rays that leave bodies meet other bodies: (ray, where)."""
-    bodies, others = world.bodies, world.others
-    ray, k = spread(others.crowd.index_select(0, body))
-    which = others.first.index_select(0, body).index_select(0, ray) + k
-    which = others.other.index_select(0, which)
-    origin, direction = point.index_select(1, ray), direction.index_select(1, ray)
-    close = torch.nonzero(passes_near(bodies, which, 0.0, origin, direction))[:, 0]
-    ray, which, origin, direction = (
-        column.index_select(-1, close) for column in (ray, which, origin, direction)
-    )
-    t = enter(bodies, which, origin, direction)
-    met, pair = nearest(t, ray, len(body))
-    t, which, origin, direction = (
-        column.index_select(-1, pair) for column in (t, which, origin, direction)
-    )
-    return met, Hits(which, origin + t * direction, direction)
+    bodies, others = stage.bodies, stage.others
+    ray, k = spread(others.crowd.index_select(0, rays.body))
+    close = torch.nonzero(_come_close(bodies, others, rays, ray, k))[:, 0]
+    ray, other, t = _meet(bodies, others, rays, ray, k, close)
+    met, pair = nearest(t, ray, len(rays.body))
+    _, point, direction = (column.index_select(-1, met) for column in rays)
+    return met, Hits(other[pair], point + t[pair] * direction, direction)
 
 
-def view(world: World, body: Tensor, point: Tensor, direction: Tensor, bounces: int) -> Tensor:
+def view(stage: Stage, rays: Rays, bounces: int) -> Tensor:
     """(3, n): what bodies see along rays that leave them; with bounces left, other bodies too."""
-    seen = surroundings(world, at(world.bodies.scene, body), point, direction)
+    seen = surroundings(stage, rays, rays.body)
     if bounces > 0:
-        met, hits = met_by(world, body, point, direction)
+        met, hits = met_by(stage, rays)
         # Cut at white: a lamp in a mirror in a mirror would only sparkle.
-        seen[:, met] = shine(world, hits, bounces - 1, brushed_rays=1).clamp(max=1)
+        seen[:, met] = shine(stage, hits, bounces - 1, brushed_rays=1).clamp(max=1)
     return seen
 
 
-def shine(world: World, hits: Hits, bounces: int, brushed_rays: int) -> Tensor:
+def shine(stage: Stage, hits: Hits, bounces: int, brushed_rays: int) -> Tensor:
     """(3, n): the radiance that bodies send back along the rays that met them."""
-    shadow = body_shadows(world.bodies, world.others, world.lights, hits.body, hits.point)
-    is_metal = world.is_metal.index_select(0, hits.body)
+    shadows = body_shadows(stage.bodies, stage.others, stage.lights, hits.body, hits.point)
+    is_metal = stage.is_metal.index_select(0, hits.body)
     radiance = torch.empty_like(hits.point)
 
     k = torch.nonzero(~is_metal)[:, 0]
-    body, point, direction = hits.pick(k)
-    radiance[:, k] = rubber(world, body, shadow.index_select(1, k), direction, point)
+    radiance[:, k] = rubber(stage, hits, shadows, k)
 
     k = torch.nonzero(is_metal)[:, 0]
-    body, point, direction = hits.pick(k)
-    gloss = lamps_in_metal(world, body, shadow.index_select(1, k), direction, point)
-    mirror, scattered = reflected(world.bodies, body, brushed_rays, direction, point)
-    gloss += (1 - BRUSHED) * view(world, body, point, mirror, bounces)
-    many = body.repeat(brushed_rays), point.repeat(1, brushed_rays)
-    blurred = view(world, *many, scattered, bounces - 1).view(3, brushed_rays, len(k)).mean(1)
-    radiance[:, k] = at(world.color, body) * (gloss + BRUSHED * blurred)
+    mirror, scattered = reflected(stage.bodies, hits, brushed_rays, k)
+    gloss = lamps_in_metal(stage, hits, shadows, k)
+    gloss += (1 - BRUSHED) * view(stage, mirror, bounces)
+    blurred = view(stage, scattered, bounces - 1).view(3, brushed_rays, len(k)).mean(1)
+    radiance[:, k] = at(stage.color, mirror.body) * (gloss + BRUSHED * blurred)
     return radiance
