@@ -13,6 +13,7 @@ ORDER = [
     "clevr.camera",
     "clevr.scene",
     "clevr.fuse",
+    "clevr.vector",
     "clevr.shapes",
     "clevr.light",
     "clevr.surface",

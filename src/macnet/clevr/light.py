@@ -22,15 +22,13 @@ from macnet.clevr.scene import Scene
 from macnet.clevr.shapes import (
     Bodies,
     Neighbours,
-    at,
     box_corners,
     cells,
     clearance,
-    dot,
     passes_near,
     spread,
-    unit,
 )
+from macnet.clevr.vector import Vec, at, dot, pick, unit
 
 # The lights are numbered: key, fill, back, sun. The sun is a lamp very far away.
 SUN_DISTANCE = 1000.0
@@ -61,32 +59,32 @@ def pack_lights(scenes: Sequence[Scene], bodies: Bodies, resolution: int) -> Lig
     return Lights(location, half_side, shadows, haze)
 
 
-def reach(location: Tensor, light: int, scene: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
+def reach(location: Tensor, light: int, scene: Tensor, point: Vec) -> tuple[Vec, Tensor]:
     """The direction to a light, and what it gives there to a surface that faces it, unhidden."""
-    place = at(location[:, light], scene)
+    place = pick(location[:, light], scene)
     offset = place - point
     square = dot(offset, offset)
-    direction = offset * square.rsqrt()
+    direction = offset.times(square.rsqrt())
     # A lamp looks at the origin, and shines as the cosine to that.
-    turned = dot(direction, unit(place)).clamp(min=0)
+    turned = (dot(direction, place) * dot(place, place).rsqrt()).clamp(min=0)
     return direction, WATTS[light] / math.pi * turned / square
 
 
-def tinted(amounts: Sequence[Tensor]) -> Tensor:
-    """Add up the lights in their colours: four (n,) amounts → (3, n)."""
+def tinted(amounts: Sequence[Tensor]) -> Vec:
+    """Add up four lights in their colours; x, y, z are red, green, blue."""
     key, fill, back, sun = amounts
     white = back + sun
-    return torch.stack([key * k + fill * f + white for k, f in zip(*COLOR[:2], strict=True)])
+    return Vec(*(key * k + fill * f + white for k, f in zip(*COLOR[:2], strict=True)))
 
 
-def on_ground(lights: Lights, shadows: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """(3, n): the light that reaches places on the ground, past the shadows of a map."""
-    point = torch.stack([x, y, torch.zeros_like(x)])
+def on_ground(lights: Lights, shadows: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> Vec:
+    """The light that reaches places on the ground, past the shadows of a map."""
+    point = Vec(x, y, torch.zeros_like(x))
     shadow = look_up(shadows, scene, x, y)
     amounts = []
     for light in range(4):
         direction, full = reach(lights.location, light, scene, point)
-        amounts.append(full * direction[2] * (1 - shadow[:, light]))
+        amounts.append(full * direction.z * (1 - shadow[:, light]))
     return tinted(amounts)
 
 
@@ -103,18 +101,20 @@ class Suspects(NamedTuple):
 
 @fused
 def _near_the_way(bodies: Bodies, location: Tensor, suspects: Suspects, body: Tensor) -> Tensor:
-    offset = at(location.flatten(1), suspects.light) - suspects.point
-    return passes_near(bodies, body, 0.2, suspects.point, unit(offset))
+    point = Vec(*suspects.point)
+    direction = unit(pick(location.flatten(1), suspects.light) - point)
+    return passes_near(bodies, body, 0.2, point, direction)
 
 
 @fused
 def _share_hidden(
     bodies: Bodies, location: Tensor, half_side: Tensor, suspects: Suspects, guilty: Tensor
 ) -> Tensor:
-    light, body, point = (column.index_select(-1, guilty) for column in suspects)
-    offset = at(location.flatten(1), light) - point
+    light, body = suspects.light.index_select(0, guilty), suspects.body.index_select(0, guilty)
+    point = pick(suspects.point, guilty)
+    offset = pick(location.flatten(1), light) - point
     far = dot(offset, offset).sqrt()
-    gap, t = clearance(bodies, body, point, offset / far)
+    gap, t = clearance(bodies, body, point, offset.times(1 / far))
     half_width = t * at(half_side, light // location.shape[2]) / far
     share = (0.5 - 0.5 * gap / (half_width + 1e-4)).clamp(0, 1)
     return share * share * (3 - 2 * share) * (t < far)
@@ -134,16 +134,17 @@ def shadow_map(bodies: Bodies, location: Tensor, half_side: Tensor, resolution: 
     scenes = location.shape[2]
     scale = resolution / (2 * MAP_HALF)
     # The shadow of a body lies within that of its bounding box, grown by half the softness.
-    corners = box_corners(bodies, slack=0.2)[:, None]  # (3, 1, 8, m)
-    lamp = location[:, :, None, bodies.scene]  # (3, 4, 1, m)
-    x, y = lamp[:2] + (corners - lamp)[:2] * (lamp[2] / (lamp[2] - corners[2]))
+    corners = box_corners(bodies, slack=0.2)  # (8, m) each
+    lamp = Vec(*location[:, :, None, bodies.scene])  # (4, 1, m) each
+    cast = lamp + (corners - lamp).times(lamp.z / (lamp.z - corners.z))
+    x, y = cast.x, cast.y
     low, high = (torch.stack([k(x, 1), k(y, 1)]).flatten(1) for k in (torch.amin, torch.amax))
     shadow, column, row = cells(
         (low + MAP_HALF) * scale, (high + MAP_HALF) * scale, (resolution, resolution)
     )
     suspects, place = _suspects_on_ground(bodies, scenes, resolution, shadow, column, row)
     guilty, share = hidden(bodies, location, half_side, suspects)
-    layers = torch.zeros(4 * scenes * resolution * resolution, device=lamp.device)
+    layers = torch.zeros(4 * scenes * resolution * resolution, device=location.device)
     return layers.scatter_reduce_(0, place.index_select(0, guilty), share, "amax")
 
 
@@ -181,9 +182,9 @@ def body_shadows(
     """(4, n): how much of each light other bodies hide from points on bodies."""
     scenes = lights.location.shape[2]
     # First find which bodies may shade which at all, then ask for each of their points.
-    center = bodies.center[:, others.body]
-    offset = (bodies.center[:, others.other] - center)[:, None]
-    direction = unit(lights.location[:, :, bodies.scene[others.body]] - center[:, None])
+    center = Vec(*bodies.center[:, others.body])
+    offset = Vec(*bodies.center[:, others.other]) - center
+    direction = unit(Vec(*lights.location[:, :, bodies.scene[others.body]]) - center)
     along = dot(offset, direction)
     both = bodies.reach[others.body] + bodies.reach[others.other] + 0.3
     may = (along > 0) & (dot(offset, offset) - along * along < both * both)

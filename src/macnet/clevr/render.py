@@ -21,15 +21,14 @@ from macnet.clevr.scene import MAX_OBJECTS, MIN_VISIBLE_SHARE, Scene
 from macnet.clevr.shapes import (
     Bodies,
     Cameras,
-    at,
     enter,
     nearest,
     pack_bodies,
     pack_cameras,
     screen_pairs,
-    unit,
 )
 from macnet.clevr.surface import Hits, Stage, ground, pack_stage, shine
+from macnet.clevr.vector import Vec, at, pick, unit
 
 
 @dataclass(frozen=True)
@@ -129,9 +128,9 @@ def _middles(scenes: int, width: int, height: int, device: torch.device) -> Samp
     return Samples(row // height, (pixel % width + 0.5) / width, (row % height + 0.5) / height)
 
 
-def _rays(cameras: Cameras, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    across, up = at(cameras.right, scene) * (2 * x - 1), at(cameras.up, scene) * (1 - 2 * y)
-    return unit(at(cameras.forward, scene) + across + up)
+def _rays(cameras: Cameras, scene: Tensor, x: Tensor, y: Tensor) -> tuple[Vec, Vec]:
+    origin, right, up, forward = (pick(table, scene) for table in cameras)
+    return origin, unit(forward + right.times(2 * x - 1) + up.times(1 - 2 * y))
 
 
 @fused
@@ -139,7 +138,7 @@ def _enter(
     bodies: Bodies, cameras: Cameras, samples: Samples, sample: Tensor, body: Tensor
 ) -> Tensor:
     scene, x, y = (column.index_select(0, sample) for column in samples)
-    return enter(bodies, body, at(cameras.origin, scene), _rays(cameras, scene, x, y))
+    return enter(bodies, body, *_rays(cameras, scene, x, y))
 
 
 @fused
@@ -147,14 +146,14 @@ def _hits(
     cameras: Cameras, samples: Samples, t: Tensor, body: Tensor, hit: Tensor, pair: Tensor
 ) -> Hits:
     scene, x, y = (column.index_select(0, hit) for column in samples)
-    direction = _rays(cameras, scene, x, y)
-    point = at(cameras.origin, scene) + t.index_select(0, pair) * direction
-    return Hits(body.index_select(0, pair), point, direction)
+    origin, direction = _rays(cameras, scene, x, y)
+    point = origin + direction.times(t.index_select(0, pair))
+    return Hits(body.index_select(0, pair), point.stacked(), direction.stacked())
 
 
 @fused
 def _backdrop(stage: Stage, cameras: Cameras, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return ground(stage, scene, at(cameras.origin, scene), _rays(cameras, scene, x, y))
+    return ground(stage, scene, *_rays(cameras, scene, x, y)).stacked()
 
 
 def _first_hits(

@@ -5,8 +5,8 @@ from a smaller box or cylinder of half-side `core` (0 for the sphere), times a r
 to such a convex body is convex along a ray, so Newton's method from outside finds where the ray
 enters without ever stepping past it, and bisection finds how closely a ray passes.
 
-Vectors are (3, n): one row per coordinate. Work is done on lists of (ray, body) pairs that can
-meet, never on all rays times all bodies: most rays meet nothing but the ground.
+Work is done on lists of (ray, body) pairs that can meet, never on all rays times all bodies: most
+rays meet nothing but the ground.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 from macnet.clevr.camera import ASPECT, FOCAL, camera_axes
 from macnet.clevr.fuse import fused
 from macnet.clevr.scene import SHAPES, Scene
+from macnet.clevr.vector import Vec, at, dot, pick, unit
 
 CORE = {"cube": 0.82, "sphere": 0.0, "cylinder": 0.94}
 REACH = {"cube": 3**0.5, "sphere": 1.0, "cylinder": 2**0.5}  # of the farthest point, in radii
@@ -73,45 +74,24 @@ def pack_cameras(scenes: Sequence[Scene], device: torch.device) -> Cameras:
     return Cameras(*(torch.from_numpy(c.T.astype(np.float32)).to(device) for c in columns))
 
 
-# --- vectors ---------------------------------------------------------------------------------
-
-
-def dot(a: Tensor, b: Tensor) -> Tensor:
-    return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
-
-
-def unit(v: Tensor) -> Tensor:
-    return v * dot(v, v).clamp(min=1e-12).rsqrt()
-
-
-def at(table: Tensor, index: Tensor) -> Tensor:
-    """The columns of a table at an index; a single column is left to broadcast.
-
-    (On a CPU, `index_select` is several times faster than square brackets.)
-    """
-    return table if table.shape[-1] == 1 else table.index_select(-1, index)
-
-
-def into_body(v: Tensor, bodies: Bodies, which: Tensor) -> Tensor:
-    """Turn and scale a vector into a body's own frame, in which it has radius 1."""
-    cos, sin, radius = (at(column, which) for column in (bodies.cos, bodies.sin, bodies.radius))
-    turned = torch.stack([cos * v[0] + sin * v[1], cos * v[1] - sin * v[0], v[2]])
-    return turned / radius
-
-
 # --- one ray, one body -----------------------------------------------------------------------
 
 
-def distance_along(
-    p: Tensor, d: Tensor, core: Tensor, is_cylinder: Tensor
-) -> tuple[Tensor, Tensor]:
+def into_body(v: Vec, bodies: Bodies, which: Tensor) -> Vec:
+    """Turn and scale a vector into a body's own frame, in which it has radius 1."""
+    cos, sin = at(bodies.cos, which), at(bodies.sin, which)
+    turned = Vec(cos * v.x + sin * v.y, cos * v.y - sin * v.x, v.z)
+    return turned.times(1 / at(bodies.radius, which))
+
+
+def distance_along(p: Vec, d: Vec, core: Tensor, is_cylinder: Tensor) -> tuple[Tensor, Tensor]:
     """Signed distance of points p to the body of radius 1, and its slope in direction d."""
-    planar = (p[0] * p[0] + p[1] * p[1]).clamp(min=1e-12).sqrt()
-    x = torch.where(is_cylinder, planar, p[0].abs()) - core
-    y = torch.where(is_cylinder, 0.0, p[1].abs()) - core
-    z = p[2].abs() - core
-    dx = torch.where(is_cylinder, (p[0] * d[0] + p[1] * d[1]) / planar, p[0].sign() * d[0])
-    dy, dz = p[1].sign() * d[1], p[2].sign() * d[2]
+    planar = (p.x * p.x + p.y * p.y).clamp(min=1e-12).sqrt()
+    x = torch.where(is_cylinder, planar, p.x.abs()) - core
+    y = torch.where(is_cylinder, 0.0, p.y.abs()) - core
+    z = p.z.abs() - core
+    dx = torch.where(is_cylinder, (p.x * d.x + p.y * d.y) / planar, p.x.sign() * d.x)
+    dy, dz = p.y.sign() * d.y, p.z.sign() * d.z
     inside = torch.maximum(torch.maximum(x, y), z).clamp(max=0)
     x, y, z = x.clamp(min=0), y.clamp(min=0), z.clamp(min=0)
     outside = (x * x + y * y + z * z).sqrt()
@@ -119,63 +99,64 @@ def distance_along(
     return outside + inside - (1 - core), slope
 
 
-def enter(bodies: Bodies, which: Tensor, origin: Tensor, direction: Tensor) -> Tensor:
+def enter(bodies: Bodies, which: Tensor, origin: Vec, direction: Vec) -> Tensor:
     """How far along each ray it enters its body; infinity where it passes by."""
-    p = into_body(origin - at(bodies.center, which), bodies, which)
+    p = into_body(origin - pick(bodies.center, which), bodies, which)
     d = into_body(direction, bodies, which)
     core, is_cylinder = at(bodies.core, which), at(bodies.is_cylinder, which)
-    d = torch.where(d.abs() < 1e-9, 1e-9, d)
-    near, far = (-1 - p) / d, (1 - p) / d  # where the ray crosses the sides of the bounding box
-    first = torch.minimum(near, far).amax(0)
-    last = torch.maximum(near, far).amin(0)
+    # Where the ray is between the sides of the bounding box.
+    (in_x, out_x), (in_y, out_y), (in_z, out_z) = (
+        _between(p.x, d.x), _between(p.y, d.y), _between(p.z, d.z)
+    )  # fmt: skip
+    first = torch.maximum(torch.maximum(in_x, in_y), in_z)
+    last = torch.minimum(torch.minimum(out_x, out_y), out_z)
     t = first
     for _ in range(NEWTON_STEPS):
-        gap, slope = distance_along(p + t * d, d, core, is_cylinder)
+        gap, slope = distance_along(p + d.times(t), d, core, is_cylinder)
         t = t + (gap / (-slope).clamp(min=1e-3)).clamp(min=0)
-    gap, _ = distance_along(p + t * d, d, core, is_cylinder)
+    gap, _ = distance_along(p + d.times(t), d, core, is_cylinder)
     meets = (first < last) & (first > 0) & (t <= last) & (gap < 2e-3)
     return torch.where(meets, t, torch.inf)
 
 
-def normal(bodies: Bodies, which: Tensor, point: Tensor) -> Tensor:
+def _between(p: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    step = 1 / torch.where(d.abs() < 1e-9, 1e-9, d)
+    near, far = (-1 - p) * step, (1 - p) * step
+    return torch.minimum(near, far), torch.maximum(near, far)
+
+
+def normal(bodies: Bodies, which: Tensor, point: Vec) -> Vec:
     """The outward normal at a point of a body's surface: away from the core's nearest point."""
-    p = into_body(point - at(bodies.center, which), bodies, which)
+    p = into_body(point - pick(bodies.center, which), bodies, which)
     core, is_cylinder = at(bodies.core, which), at(bodies.is_cylinder, which)
-    planar = (p[0] * p[0] + p[1] * p[1]).clamp(min=1e-12).sqrt()
-    beyond = p.sign() * (p.abs() - core).clamp(min=0)
+    x, y, z = (k.sign() * (k.abs() - core).clamp(min=0) for k in (p.x, p.y, p.z))
+    planar = (p.x * p.x + p.y * p.y).clamp(min=1e-12).sqrt()
     side = (1 - core / planar).clamp(min=0)
-    x = torch.where(is_cylinder, p[0] * side, beyond[0])
-    y = torch.where(is_cylinder, p[1] * side, beyond[1])
+    x, y = torch.where(is_cylinder, p.x * side, x), torch.where(is_cylinder, p.y * side, y)
     cos, sin = at(bodies.cos, which), at(bodies.sin, which)
-    return unit(torch.stack([cos * x - sin * y, sin * x + cos * y, beyond[2]]))
+    return unit(Vec(cos * x - sin * y, sin * x + cos * y, z))
 
 
-def clearance(
-    bodies: Bodies, which: Tensor, origin: Tensor, direction: Tensor
-) -> tuple[Tensor, Tensor]:
+def clearance(bodies: Bodies, which: Tensor, origin: Vec, direction: Vec) -> tuple[Tensor, Tensor]:
     """How closely a ray passes a body (negative: through it), and how far along the ray that is."""
-    offset = at(bodies.center, which) - origin
-    p = into_body(-offset, bodies, which)
-    d = into_body(direction, bodies, which)
+    offset = pick(bodies.center, which) - origin
+    p, d = into_body(offset.times(-1.0), bodies, which), into_body(direction, bodies, which)
     core, is_cylinder = at(bodies.core, which), at(bodies.is_cylinder, which)
-    reach = at(bodies.reach, which)
-    middle = dot(offset, direction)
+    middle, reach = dot(offset, direction), at(bodies.reach, which)
     low, high = (middle - reach).clamp(min=0), (middle + reach).clamp(min=0)
     for _ in range(BISECTIONS):
         t = (low + high) / 2
-        _, slope = distance_along(p + t * d, d, core, is_cylinder)
+        _, slope = distance_along(p + d.times(t), d, core, is_cylinder)
         falling = slope < 0
         low, high = torch.where(falling, t, low), torch.where(falling, high, t)
     t = (low + high) / 2
-    gap, _ = distance_along(p + t * d, d, core, is_cylinder)
+    gap, _ = distance_along(p + d.times(t), d, core, is_cylinder)
     return gap * at(bodies.radius, which), t
 
 
-def passes_near(
-    bodies: Bodies, which: Tensor, slack: float, origin: Tensor, direction: Tensor
-) -> Tensor:
+def passes_near(bodies: Bodies, which: Tensor, slack: float, origin: Vec, direction: Vec) -> Tensor:
     """Whether a ray touches a body's bounding sphere, `slack` added to its radius."""
-    offset = at(bodies.center, which) - origin
+    offset = pick(bodies.center, which) - origin
     along = dot(offset, direction)
     reach = at(bodies.reach, which) + slack
     return (dot(offset, offset) - along * along < reach * reach) & (along > -reach)
@@ -200,7 +181,7 @@ def cells(low: Tensor, high: Tensor, size: tuple[int, int]) -> tuple[Tensor, Ten
     limit = torch.tensor(size, device=low.device)[:, None]
     first = low.floor().long().clamp(min=0).contiguous()
     last = torch.minimum(high.ceil().long(), limit)
-    columns, rows = (last - first).clamp(min=0)
+    columns, rows = (last - first).clamp(min=0).contiguous()
     owner = torch.repeat_interleave(columns * rows)
     start = (columns * rows).cumsum(0) - columns * rows
     return owner, *_cell(first, columns, start, owner)
@@ -250,13 +231,13 @@ def nearest(t: Tensor, ray: Tensor, rays: int) -> tuple[Tensor, Tensor]:
     return hit, best.index_select(0, hit) & 0xFFFFFFFF
 
 
-def box_corners(bodies: Bodies, slack: float = 0.0) -> Tensor:
-    """(3, 8, m): the corners of each body's bounding box, grown by `slack` but not underground."""
+def box_corners(bodies: Bodies, slack: float = 0.0) -> Vec:
+    """The 8 corners of each body's bounding box, (8, m), grown by `slack` but not underground."""
     signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).T.to(bodies.radius.device)
     x, y, z = signs[:, :, None] * (bodies.radius + slack)
-    corners = torch.stack([bodies.cos * x - bodies.sin * y, bodies.sin * x + bodies.cos * y, z])
-    corners = corners + bodies.center[:, None]
-    return torch.cat([corners[:2], corners[2:].clamp(min=0)])
+    center = Vec(*bodies.center)
+    corners = Vec(bodies.cos * x - bodies.sin * y, bodies.sin * x + bodies.cos * y, z) + center
+    return Vec(corners.x, corners.y, corners.z.clamp(min=0))
 
 
 def screen_pairs(
@@ -264,8 +245,8 @@ def screen_pairs(
 ) -> tuple[Tensor, Tensor]:
     """Which pixels can show which body: (pixel, body), pixels numbered through all scenes."""
     scene = bodies.scene
-    right, up, forward = (axis[:, None, scene] for axis in cameras[1:])
-    offset = box_corners(bodies) - cameras.origin[:, None, scene]
+    origin, right, up, forward = (pick(table, scene) for table in cameras)
+    offset = box_corners(bodies) - origin
     depth = dot(offset, forward).clamp(min=1e-3)
     across = dot(offset, right) / dot(right, right) / depth  # −1 … 1 over the frame
     above = dot(offset, up) / dot(up, up) / depth

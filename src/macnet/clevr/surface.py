@@ -28,17 +28,15 @@ from macnet.clevr.scene import COLORS, DIRECTIONS, Scene
 from macnet.clevr.shapes import (
     Bodies,
     Neighbours,
-    at,
     cells,
-    dot,
     enter,
     nearest,
     neighbours,
     normal,
     passes_near,
     spread,
-    unit,
 )
+from macnet.clevr.vector import Vec, at, cross, dot, pick, unit, where
 
 # As linear light: the release hands Blender the display values unconverted.
 PAINT = {
@@ -82,9 +80,6 @@ class Hits(NamedTuple):
     point: Tensor  # (3, n)
     direction: Tensor  # (3, n) in which the ray came
 
-    def pick(self, k: Tensor) -> Hits:
-        return Hits(*(column.index_select(-1, k) for column in self))
-
 
 class Rays(NamedTuple):
     """Rays that leave bodies."""
@@ -108,15 +103,15 @@ def pack_stage(scenes: Sequence[Scene], bodies: Bodies, lights: Lights) -> Stage
 # --- ground and cove -------------------------------------------------------------------------
 
 
-def ground(stage: Stage, scene: Tensor, origin: Tensor, direction: Tensor) -> Tensor:
-    """(3, n): the radiance of the ground along rays that go down."""
-    far = origin[2] / (-direction[2]).clamp(min=1e-4)
-    x, y = origin[0] + far * direction[0], origin[1] + far * direction[1]
+def ground(stage: Stage, scene: Tensor, origin: Vec, direction: Vec) -> Vec:
+    """The radiance of the ground along rays that go down."""
+    far = origin.z / (-direction.z).clamp(min=1e-4)
+    x, y = origin.x + far * direction.x, origin.y + far * direction.y
     light = on_ground(stage.lights, stage.lights.shadows, scene, x, y)
+    glow = Vec(*look_up(stage.glow, scene, x, y).unbind(1))
     beyond = COVE[0] * x + COVE[1] * y
     cove = COVE_ON_GROUND + COVE_AT_BEND * torch.sigmoid((beyond - BEND) / BEND_WIDTH)
-    glow = look_up(stage.glow, scene, x, y).T
-    return (light + glow) * (GROUND_ALBEDO / math.pi) + cove
+    return (light + glow).times(GROUND_ALBEDO / math.pi) + Vec(cove, cove, cove)
 
 
 def glow_map(bodies: Bodies, color: Tensor, scenes: int) -> Tensor:
@@ -125,38 +120,38 @@ def glow_map(bodies: Bodies, color: Tensor, scenes: int) -> Tensor:
     middle, reach = (bodies.center[:2] + MAP_HALF) * scale, 3 * bodies.radius * scale
     body, column, row = cells(middle - reach, middle + reach, (GLOW_PLACES, GLOW_PLACES))
     x, y = ((k + 0.5) / scale - MAP_HALF for k in (column, row))
-    offset = torch.stack([x, y]) - at(bodies.center[:2], body)
-    radius = at(bodies.radius, body)
-    nearness = radius * (offset[0] ** 2 + offset[1] ** 2 + radius**2).rsqrt()
-    amount = BODY_GLOW * at(color, body) * (nearness**3 - 0.1**1.5).clamp(min=0)
+    center, radius = pick(bodies.center, body), at(bodies.radius, body)
+    nearness = radius * ((x - center.x) ** 2 + (y - center.y) ** 2 + radius**2).rsqrt()
+    amount = pick(color, body).times(BODY_GLOW * (nearness**3 - 0.1**1.5).clamp(min=0))
     place = (at(bodies.scene, body) * GLOW_PLACES + row) * GLOW_PLACES + column
     glow = torch.zeros(scenes * GLOW_PLACES**2, 3, device=color.device)
     # The brightest of them, not their sum: a sum on CUDA would depend on the order of adding.
-    glow.scatter_reduce_(0, place[:, None].expand(-1, 3), amount.T, "amax")
+    glow.scatter_reduce_(0, place[:, None].expand(-1, 3), amount.stacked().T, "amax")
     return glow.view(scenes, GLOW_PLACES, GLOW_PLACES, 3)
 
 
-def around(stage: Stage, scene: Tensor, origin: Tensor, direction: Tensor) -> Tensor:
-    """(3, n): the radiance of ground, cove and black sky along rays, bodies left out."""
-    rise = direction[2]
-    toward_cove = COVE[0] * direction[0] + COVE[1] * direction[1]
-    cove = COVE_RADIANCE * torch.sigmoid((toward_cove - rise) * 20)
-    return torch.where(rise < -0.02, ground(stage, scene, origin, direction), cove)
+def around(stage: Stage, scene: Tensor, origin: Vec, direction: Vec) -> Vec:
+    """The radiance of ground, cove and black sky along rays, bodies left out."""
+    toward_cove = COVE[0] * direction.x + COVE[1] * direction.y
+    cove = COVE_RADIANCE * torch.sigmoid((toward_cove - direction.z) * 20)
+    down = ground(stage, scene, origin, direction)
+    return where(direction.z < -0.02, down, Vec(cove, cove, cove))
 
 
 @fused
 def surroundings(stage: Stage, rays: Rays, body: Tensor) -> Tensor:
-    return around(stage, at(stage.bodies.scene, body), rays.point, rays.direction)
+    scene = at(stage.bodies.scene, body)
+    return around(stage, scene, Vec(*rays.point), Vec(*rays.direction)).stacked()
 
 
-def thrown_back(stage: Stage, scene: Tensor, n: Tensor, point: Tensor) -> Tensor:
-    """(3, n): the light that a body's surface receives from ground and cove."""
-    x, y = point[0] + 0.6 * n[0], point[1] + 0.6 * n[1]  # about where it looks at the ground
+def thrown_back(stage: Stage, scene: Tensor, n: Vec, point: Vec) -> Vec:
+    """The light that a body's surface receives from ground and cove."""
+    x, y = point.x + 0.6 * n.x, point.y + 0.6 * n.y  # about where it looks at the ground
     light = on_ground(stage.lights, stage.lights.haze, scene, x, y)
-    from_ground = light * GROUND_ALBEDO * (0.5 - 0.5 * n[2])
     behind = DIRECTIONS["behind"]
-    facing = 0.5 + 0.5 * (0.8 * (behind[0] * n[0] + behind[1] * n[1]) + 0.6 * n[2])
-    return from_ground + COVE_ON_BODIES * facing * facing
+    facing = 0.5 + 0.5 * (0.8 * (behind[0] * n.x + behind[1] * n.y) + 0.6 * n.z)
+    cove = COVE_ON_BODIES * facing * facing
+    return light.times(GROUND_ALBEDO * (0.5 - 0.5 * n.z)) + Vec(cove, cove, cove)
 
 
 # --- bodies ----------------------------------------------------------------------------------
@@ -170,22 +165,26 @@ def fresnel(cos: Tensor, index: float) -> Tensor:
     return 0.5 * a * a * (1 + b * b)
 
 
-def mirrored(direction: Tensor, n: Tensor) -> Tensor:
-    return direction - 2 * dot(direction, n) * n
+def mirrored(direction: Vec, n: Vec) -> Vec:
+    return direction - n.times(2 * dot(direction, n))
+
+
+def painted(color: Vec, light: Vec) -> Vec:
+    return Vec(color.x * light.x, color.y * light.y, color.z * light.z)
 
 
 @fused
 def rubber(stage: Stage, hits: Hits, shadows: Tensor, k: Tensor) -> Tensor:
     """(3, n): what rubber sends back along those of the rays that met it."""
-    body, point, direction = hits.pick(k)
-    shadow = shadows.index_select(1, k)
+    body = hits.body.index_select(0, k)
+    point, direction = pick(hits.point, k), pick(hits.direction, k)
     scene = at(stage.bodies.scene, body)
     n = normal(stage.bodies, body, point)
     cos = (-dot(direction, n)).clamp(min=0.05)
     soft, gloss = [], []
     for light in range(4):
         to_light, full = reach(stage.lights.location, light, scene, point)
-        full = full * (1 - shadow[light])
+        full = full * (1 - shadows[light].index_select(0, k))
         facing = dot(to_light, n).clamp(min=0)
         soft.append(full * facing)
         cos_h = dot(unit(to_light - direction), n).clamp(min=1e-3)
@@ -194,48 +193,41 @@ def rubber(stage: Stage, hits: Hits, shadows: Tensor, k: Tensor) -> Tensor:
         gloss.append(full * (facing > 0) * beckmann / (4 * cos))
     coat, sheen = fresnel(cos, 1.2), fresnel(cos, 1.4)
     received = tinted(soft) + thrown_back(stage, scene, n, point)
-    paint = at(stage.color, body) * received / math.pi * (1 - 0.5 * sheen)
-    seen = around(stage, scene, point, mirrored(direction, n))
-    return paint * (1 - coat) + RUBBER_GLOSS * coat * (tinted(gloss) + seen)
+    seen = tinted(gloss) + around(stage, scene, point, mirrored(direction, n))
+    paint = painted(pick(stage.color, body), received)
+    paint = paint.times((1 - 0.5 * sheen) * (1 - coat) / math.pi)
+    return (paint + seen.times(RUBBER_GLOSS * coat)).stacked()
 
 
-class Brush(NamedTuple):
+def brush(bodies: Bodies, body: Tensor, point: Vec) -> tuple[Vec, Vec, Vec]:
     """The frame of a brushed surface: its normal, and the directions along and across the brush."""
-
-    normal: Tensor
-    along: Tensor
-    across: Tensor
-
-
-def brush(bodies: Bodies, body: Tensor, point: Tensor) -> Brush:
     n = normal(bodies, body, point)
-    x, y, _ = point - at(bodies.center, body)
-    turning = torch.stack([-y, x, torch.zeros_like(x)])
-    along = unit(turning - dot(turning, n) * n)
-    return Brush(n, along, torch.linalg.cross(n, along, dim=0))
+    radial = point - pick(bodies.center, body)
+    turning = Vec(-radial.y, radial.x, torch.zeros_like(radial.x))
+    along = unit(turning - n.times(dot(turning, n)))
+    return n, along, cross(n, along)
 
 
 @fused
 def lamps_in_metal(stage: Stage, hits: Hits, shadows: Tensor, k: Tensor) -> Tensor:
     """(3, n): the lights as seen in a metal body, brushed and mirrored."""
-    body, point, direction = hits.pick(k)
-    shadow = shadows.index_select(1, k)
+    body = hits.body.index_select(0, k)
+    point, direction = pick(hits.point, k), pick(hits.direction, k)
     scene = at(stage.bodies.scene, body)
-    frame = brush(stage.bodies, body, point)
-    cos = (-dot(direction, frame.normal)).clamp(min=0.05)
+    n, along, across = brush(stage.bodies, body, point)
+    cos = (-dot(direction, n)).clamp(min=0.05)
     amounts = []
     for light in range(4):
         to_light, full = reach(stage.lights.location, light, scene, point)
-        full = full * (1 - shadow[light])
+        full = full * (1 - shadows[light].index_select(0, k))
         half = unit(to_light - direction)
-        h, a, c = (dot(half, axis) for axis in frame)
-        h = h.clamp(min=1e-3)
+        h, a, c = dot(half, n).clamp(min=1e-3), dot(half, along), dot(half, across)
         width = (a / ALONG) ** 2 + (c / ACROSS) ** 2 + h * h
         brushed = 1 / (math.pi * ALONG * ACROSS * width * width)
         spot = torch.exp((1 - 1 / (h * h)) / SPOT**2) / (math.pi * SPOT**2)
         lobes = BRUSHED * brushed + (1 - BRUSHED) * spot
-        amounts.append(full * (dot(to_light, frame.normal) > 0) * lobes / (4 * cos))
-    return tinted(amounts)
+        amounts.append(full * (dot(to_light, n) > 0) * lobes / (4 * cos))
+    return tinted(amounts).stacked()
 
 
 @fused
@@ -245,27 +237,27 @@ def reflected(bodies: Bodies, hits: Hits, brushed_rays: int, k: Tensor) -> tuple
     The scattered rays are spread alike in every pixel: their surroundings are smooth, so that a
     pattern does better than noise.
     """
-    body, point, direction = hits.pick(k)
-    frame = brush(bodies, body, point)
-    mirror = mirrored(direction, frame.normal)
+    body = hits.body.index_select(0, k)
+    point, direction = pick(hits.point, k), pick(hits.direction, k)
+    n, along, across = brush(bodies, body, point)
+    mirror = mirrored(direction, n)
     rays = []
     for i in range(brushed_rays):
         u, turn = 0.9 * (i + 0.5) / brushed_rays, 2 * math.pi * 0.618 * i
         tangent = math.sqrt(u / (1 - u))
-        along, across = (tangent * w for w in (ALONG * math.cos(turn), ACROSS * math.sin(turn)))
-        ray = mirrored(direction, unit(frame.normal + frame.along * along + frame.across * across))
-        rays.append(torch.where(dot(ray, frame.normal) > 0, ray, mirror))
-    scattered = Rays(
-        body.repeat(brushed_rays), point.repeat(1, brushed_rays), torch.cat(rays, dim=1)
-    )
-    return Rays(body, point, mirror), scattered
+        a, c = tangent * ALONG * math.cos(turn), tangent * ACROSS * math.sin(turn)
+        ray = mirrored(direction, unit(n + along.times(a) + across.times(c)))
+        rays.append(where(dot(ray, n) > 0, ray, mirror).stacked())
+    origin = point.stacked()
+    many = body.repeat(brushed_rays), origin.repeat(1, brushed_rays), torch.cat(rays, dim=1)
+    return Rays(body, origin, mirror.stacked()), Rays(*many)
 
 
 @fused
 def _come_close(bodies: Bodies, others: Neighbours, rays: Rays, ray: Tensor, k: Tensor) -> Tensor:
-    body, point, direction = (column.index_select(-1, ray) for column in rays)
+    body = rays.body.index_select(0, ray)
     other = others.other.index_select(0, others.first.index_select(0, body) + k)
-    return passes_near(bodies, other, 0.0, point, direction)
+    return passes_near(bodies, other, 0.0, pick(rays.point, ray), pick(rays.direction, ray))
 
 
 @fused
@@ -273,9 +265,9 @@ def _meet(
     bodies: Bodies, others: Neighbours, rays: Rays, ray: Tensor, k: Tensor, close: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     ray, k = ray.index_select(0, close), k.index_select(0, close)
-    body, point, direction = (column.index_select(-1, ray) for column in rays)
+    body = rays.body.index_select(0, ray)
     other = others.other.index_select(0, others.first.index_select(0, body) + k)
-    return ray, other, enter(bodies, other, point, direction)
+    return ray, other, enter(bodies, other, pick(rays.point, ray), pick(rays.direction, ray))
 
 
 def met_by(stage: Stage, rays: Rays) -> tuple[Tensor, Hits]:
@@ -313,5 +305,5 @@ def shine(stage: Stage, hits: Hits, bounces: int, brushed_rays: int) -> Tensor:
     gloss = lamps_in_metal(stage, hits, shadows, k)
     gloss += (1 - BRUSHED) * view(stage, mirror, bounces)
     blurred = view(stage, scattered, bounces - 1).view(3, brushed_rays, len(k)).mean(1)
-    radiance[:, k] = at(stage.color, mirror.body) * (gloss + BRUSHED * blurred)
+    radiance[:, k] = stage.color.index_select(1, mirror.body) * (gloss + BRUSHED * blurred)
     return radiance
