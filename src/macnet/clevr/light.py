@@ -44,19 +44,16 @@ HAZE = 16  # places to a side of its blurred copy, one unit wide each
 class Lights(NamedTuple):
     location: Tensor  # (3, 4, s): coordinate, light, scene
     half_side: Tensor  # (4,)
-    shadows: Tensor  # (s, r, r, 4): how much of each light is hidden from a place on the ground
-    haze: Tensor  # (s, 16, 16, 4): the same, averaged over patches one unit wide
+    shadows: Tensor  # (4, s, r, r): how much of each light is hidden from a place on the ground
+    haze: Tensor  # (4, s, 16, 16): the same, averaged over patches one unit wide
 
 
 def pack_lights(scenes: Sequence[Scene], bodies: Bodies, resolution: int) -> Lights:
     device = bodies.scene.device
     location = torch.tensor([(*scene.lamps, SUN) for scene in scenes]).permute(2, 1, 0)
     location, half_side = location.contiguous().to(device), torch.tensor(HALF_SIDE).to(device)
-    layers = shadow_map(bodies, location, half_side, resolution)
-    layers = layers.view(4, len(scenes), resolution, resolution)
-    hazy = avg_pool2d(layers, resolution // HAZE)
-    shadows, haze = (m.permute(1, 2, 3, 0).contiguous() for m in (layers, hazy))
-    return Lights(location, half_side, shadows, haze)
+    shadows = shadow_map(bodies, location, half_side, resolution)
+    return Lights(location, half_side, shadows, avg_pool2d(shadows, resolution // HAZE))
 
 
 def reach(location: Tensor, light: int, scene: Tensor, point: Vec) -> tuple[Vec, Tensor]:
@@ -84,7 +81,7 @@ def on_ground(lights: Lights, shadows: Tensor, scene: Tensor, x: Tensor, y: Tens
     amounts = []
     for light in range(4):
         direction, full = reach(lights.location, light, scene, point)
-        amounts.append(full * direction.z * (1 - shadow[:, light]))
+        amounts.append(full * direction.z * (1 - shadow[light]))
     return tinted(amounts)
 
 
@@ -130,7 +127,7 @@ def hidden(
 
 
 def shadow_map(bodies: Bodies, location: Tensor, half_side: Tensor, resolution: int) -> Tensor:
-    """(4·s·r·r,): how much of each light is hidden from each place on the ground."""
+    """(4, s, r, r): how much of each light is hidden from each place on the ground."""
     scenes = location.shape[2]
     scale = resolution / (2 * MAP_HALF)
     # The shadow of a body lies within that of its bounding box, grown by half the softness.
@@ -145,7 +142,8 @@ def shadow_map(bodies: Bodies, location: Tensor, half_side: Tensor, resolution: 
     suspects, place = _suspects_on_ground(bodies, scenes, resolution, shadow, column, row)
     guilty, share = hidden(bodies, location, half_side, suspects)
     layers = torch.zeros(4 * scenes * resolution * resolution, device=location.device)
-    return layers.scatter_reduce_(0, place.index_select(0, guilty), share, "amax")
+    layers.scatter_reduce_(0, place.index_select(0, guilty), share, "amax")
+    return layers.view(4, scenes, resolution, resolution)
 
 
 @fused
@@ -161,19 +159,21 @@ def _suspects_on_ground(
     return Suspects(light, body, torch.stack([x, y, torch.zeros_like(x)])), place
 
 
-def look_up(maps: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """(s, r, r, c) maps → (n, c) at places on the ground; the rim counts for all beyond it."""
-    r = maps.shape[1]
+def look_up(maps: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
+    """(c, s, r, r) maps → c of (n,) at places on the ground; the rim counts for all beyond it."""
+    r = maps.shape[-1]
     scale = r / (2 * MAP_HALF)
     u = ((x + MAP_HALF) * scale - 0.5).clamp(0, r - 1.001)
     v = ((y + MAP_HALF) * scale - 0.5).clamp(0, r - 1.001)
     column, row = u.long(), v.long()
-    u, v = (u - column)[:, None], (v - row)[:, None]
+    u, v = u - column, v - row
     cell = (scene * r + row) * r + column
-    rows = maps.view(-1, maps.shape[-1])
-    a, b, c, d = (rows.index_select(0, cell + k) for k in (0, 1, r, r + 1))
-    near, far = torch.lerp(a, b, u), torch.lerp(c, d, u)
-    return torch.lerp(near, far, v)
+    found = []
+    for layer in maps.flatten(1):
+        a, b, c, d = (layer.index_select(0, cell + k) for k in (0, 1, r, r + 1))
+        near, far = a + (b - a) * u, c + (d - c) * u
+        found.append(near + (far - near) * v)
+    return found
 
 
 def body_shadows(

@@ -50,7 +50,7 @@ QUALITIES: Mapping[str, Quality] = {
     "fine": Quality(4, whole_bodies=True, shadow_detail=2.0, bounces=2, brushed_rays=8),
 }
 FILTER_WIDTH = 1.5  # of a pixel, in pixels: the release's is a little soft
-PIXELS_AT_ONCE = {"cpu": 150_000, "cuda": 16_000_000}  # what fits in caches, and in 2 GB
+PIXELS_AT_ONCE = {"cpu": 150_000, "cuda": 32_000_000}  # what fits in caches, and in 2 GB
 
 
 class Rendering(NamedTuple):
@@ -223,8 +223,8 @@ def _finer(
     height: int,
 ) -> tuple[Samples, Tensor, Tensor]:
     """Samples on a grid over each chosen pixel, and the pairs of those that can meet."""
-    rank = torch.full((len(middles.x),), -1, device=pixel.device)
-    rank[chosen] = torch.arange(len(chosen), device=pixel.device)
+    rank = torch.full((len(middles.x),), -1, dtype=torch.int32, device=pixel.device)
+    rank[chosen] = torch.arange(len(chosen), dtype=torch.int32, device=pixel.device)
     rank = rank.index_select(0, pixel)
     kept = torch.nonzero(rank >= 0)[:, 0]
     step = torch.arange(grid * grid, device=pixel.device)[:, None]

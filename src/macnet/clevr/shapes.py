@@ -24,6 +24,7 @@ from macnet.clevr.scene import SHAPES, Scene
 from macnet.clevr.vector import Vec, at, dot, pick, unit
 
 CORE = {"cube": 0.82, "sphere": 0.0, "cylinder": 0.94}
+CYLINDER = SHAPES.index("cylinder")
 REACH = {"cube": 3**0.5, "sphere": 1.0, "cylinder": 2**0.5}  # of the farthest point, in radii
 NEWTON_STEPS = 5
 BISECTIONS = 4
@@ -56,15 +57,13 @@ def pack_bodies(scenes: Sequence[Scene], device: torch.device) -> Bodies:
         for s, scene in enumerate(scenes)
         for i, o in enumerate(scene.objects)
     ]
-    table = torch.tensor(rows, dtype=torch.float64).reshape(-1, 8).T
-    scene, slot, shape = (table[k].long() for k in (0, 1, 7))
-    radius, yaw = table[5].float(), table[6]
-    core, reach = (torch.tensor([of[s] for s in SHAPES])[shape] for of in (CORE, REACH))
-    bodies = Bodies(
-        scene, slot, table[2:5].float(), radius, reach * radius,
-        yaw.cos().float(), yaw.sin().float(), core, shape == SHAPES.index("cylinder"),
-    )  # fmt: skip
-    return Bodies(*(column.to(device) for column in bodies))
+    table = np.array(rows, dtype=np.float64).reshape(-1, 8).T
+    scene, slot, shape = (table[k].astype(np.int64) for k in (0, 1, 7))
+    center, radius, yaw = table[2:5], table[5], table[6]
+    core, reach = (np.array([of[s] for s in SHAPES])[shape] for of in (CORE, REACH))
+    numbers = center, radius, reach * radius, np.cos(yaw), np.sin(yaw), core
+    columns = scene, slot, *(k.astype(np.float32) for k in numbers), shape == CYLINDER
+    return Bodies(*(torch.from_numpy(column).to(device) for column in columns))
 
 
 def pack_cameras(scenes: Sequence[Scene], device: torch.device) -> Cameras:

@@ -70,7 +70,7 @@ class Stage(NamedTuple):
     lights: Lights
     color: Tensor  # (3, m)
     is_metal: Tensor  # (m,)
-    glow: Tensor  # (s, r, r, 3): what places on the ground receive from the bodies around
+    glow: Tensor  # (3, s, r, r): what places on the ground receive from the bodies around
 
 
 class Hits(NamedTuple):
@@ -108,7 +108,7 @@ def ground(stage: Stage, scene: Tensor, origin: Vec, direction: Vec) -> Vec:
     far = origin.z / (-direction.z).clamp(min=1e-4)
     x, y = origin.x + far * direction.x, origin.y + far * direction.y
     light = on_ground(stage.lights, stage.lights.shadows, scene, x, y)
-    glow = Vec(*look_up(stage.glow, scene, x, y).unbind(1))
+    glow = Vec(*look_up(stage.glow, scene, x, y))
     beyond = COVE[0] * x + COVE[1] * y
     cove = COVE_ON_GROUND + COVE_AT_BEND * torch.sigmoid((beyond - BEND) / BEND_WIDTH)
     return (light + glow).times(GROUND_ALBEDO / math.pi) + Vec(cove, cove, cove)
@@ -124,10 +124,10 @@ def glow_map(bodies: Bodies, color: Tensor, scenes: int) -> Tensor:
     nearness = radius * ((x - center.x) ** 2 + (y - center.y) ** 2 + radius**2).rsqrt()
     amount = pick(color, body).times(BODY_GLOW * (nearness**3 - 0.1**1.5).clamp(min=0))
     place = (at(bodies.scene, body) * GLOW_PLACES + row) * GLOW_PLACES + column
-    glow = torch.zeros(scenes * GLOW_PLACES**2, 3, device=color.device)
+    glow = torch.zeros(3, scenes * GLOW_PLACES**2, device=color.device)
     # The brightest of them, not their sum: a sum on CUDA would depend on the order of adding.
-    glow.scatter_reduce_(0, place[:, None].expand(-1, 3), amount.stacked().T, "amax")
-    return glow.view(scenes, GLOW_PLACES, GLOW_PLACES, 3)
+    glow.scatter_reduce_(1, place.expand(3, -1), amount.stacked(), "amax")
+    return glow.view(3, scenes, GLOW_PLACES, GLOW_PLACES)
 
 
 def around(stage: Stage, scene: Tensor, origin: Vec, direction: Vec) -> Vec:
