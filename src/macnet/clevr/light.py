@@ -53,6 +53,8 @@ def pack_lights(scenes: Sequence[Scene], bodies: Bodies, resolution: int) -> Lig
     location = torch.tensor([(*scene.lamps, SUN) for scene in scenes]).permute(2, 1, 0)
     location, half_side = location.contiguous().to(device), torch.tensor(HALF_SIDE).to(device)
     shadows = shadow_map(bodies, location, half_side, resolution)
+    # Where a body touches the ground its shadow begins at once; blur the steps that would show.
+    shadows = avg_pool2d(shadows, 3, stride=1, padding=1)
     return Lights(location, half_side, shadows, avg_pool2d(shadows, resolution // HAZE))
 
 

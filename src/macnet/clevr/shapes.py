@@ -27,7 +27,7 @@ CORE = {"cube": 0.82, "sphere": 0.0, "cylinder": 0.94}
 CYLINDER = SHAPES.index("cylinder")
 REACH = {"cube": 3**0.5, "sphere": 1.0, "cylinder": 2**0.5}  # of the farthest point, in radii
 NEWTON_STEPS = 5
-BISECTIONS = 4
+BISECTIONS = 5
 
 
 class Bodies(NamedTuple):
@@ -143,12 +143,16 @@ def clearance(bodies: Bodies, which: Tensor, origin: Vec, direction: Vec) -> tup
     core, is_cylinder = at(bodies.core, which), at(bodies.is_cylinder, which)
     middle, reach = dot(offset, direction), at(bodies.reach, which)
     low, high = (middle - reach).clamp(min=0), (middle + reach).clamp(min=0)
+    steepest = 1 / at(bodies.radius, which)
+    falls, rises = -steepest, steepest  # the slopes at low and high
     for _ in range(BISECTIONS):
         t = (low + high) / 2
         _, slope = distance_along(p + d.times(t), d, core, is_cylinder)
         falling = slope < 0
         low, high = torch.where(falling, t, low), torch.where(falling, high, t)
-    t = (low + high) / 2
+        falls, rises = torch.where(falling, slope, falls), torch.where(falling, rises, slope)
+    # Where the slope would be zero if it grew evenly: halving alone would leave ripples.
+    t = low - falls * (high - low) / (rises - falls).clamp(min=1e-6)
     gap, _ = distance_along(p + d.times(t), d, core, is_cylinder)
     return gap * at(bodies.radius, which), t
 
