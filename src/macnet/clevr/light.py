@@ -28,7 +28,7 @@ from macnet.clevr.shapes import (
     passes_near,
     spread,
 )
-from macnet.clevr.vector import Vec, at, dot, pick, unit
+from macnet.clevr.vector import Vec, dot, pick, unit
 
 # The lights are numbered: key, fill, back, sun. The sun is a lamp very far away.
 SUN_DISTANCE = 1000.0
@@ -36,14 +36,20 @@ SUN = tuple(SUN_DISTANCE * c for c in (0.4145, -0.1946, 0.889))
 COLOR = ((1.0, 0.932, 0.817), (0.762, 0.818, 1.0), (1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
 WATTS = (78.5, 23.6, 39.3, 0.45 * math.pi * SUN_DISTANCE**2)
 HALF_SIDE = (0.25, 0.25, 0.5, 0.05 * SUN_DISTANCE)
+PENUMBRA = (0.1, 0.1, 0.2, 0.1)  # how far beside a body its shadow may still begin
 
 MAP_HALF = 8.0  # the shadow map spans ±8 in x and y
 HAZE = 16  # places to a side of its blurred copy, one unit wide each
 
 
+class Lamps(NamedTuple):
+    location: Tensor  # (3, 4·s): of each light in each scene
+    half_side: Tensor  # (4·s,)
+    penumbra: Tensor  # (4·s,)
+
+
 class Lights(NamedTuple):
-    location: Tensor  # (3, 4, s): coordinate, light, scene
-    half_side: Tensor  # (4,)
+    lamps: Lamps
     shadows: Tensor  # (4, s, r, r): how much of each light is hidden from a place on the ground
     haze: Tensor  # (4, s, 16, 16): the same, averaged over patches one unit wide
 
@@ -51,16 +57,17 @@ class Lights(NamedTuple):
 def pack_lights(scenes: Sequence[Scene], bodies: Bodies, resolution: int) -> Lights:
     device = bodies.scene.device
     location = torch.tensor([(*scene.lamps, SUN) for scene in scenes]).permute(2, 1, 0)
-    location, half_side = location.contiguous().to(device), torch.tensor(HALF_SIDE).to(device)
-    shadows = shadow_map(bodies, location, half_side, resolution)
+    sizes = (torch.tensor(k).repeat_interleave(len(scenes)) for k in (HALF_SIDE, PENUMBRA))
+    lamps = Lamps(*(k.to(device) for k in (location.flatten(1), *sizes)))
+    shadows = shadow_map(bodies, lamps, resolution)
     # Where a body touches the ground its shadow begins at once; blur the steps that would show.
     shadows = avg_pool2d(shadows, 3, stride=1, padding=1)
-    return Lights(location, half_side, shadows, avg_pool2d(shadows, resolution // HAZE))
+    return Lights(lamps, shadows, avg_pool2d(shadows, resolution // HAZE))
 
 
-def reach(location: Tensor, light: int, scene: Tensor, point: Vec) -> tuple[Vec, Tensor]:
+def reach(lamps: Lamps, light: int, scene: Tensor, point: Vec) -> tuple[Vec, Tensor]:
     """The direction to a light, and what it gives there to a surface that faces it, unhidden."""
-    place = pick(location[:, light], scene)
+    place = pick(lamps.location.view(3, 4, -1)[:, light], scene)
     offset = place - point
     square = dot(offset, offset)
     direction = offset.times(square.rsqrt())
@@ -82,7 +89,7 @@ def on_ground(lights: Lights, shadows: Tensor, scene: Tensor, x: Tensor, y: Tens
     shadow = look_up(shadows, scene, x, y)
     amounts = []
     for light in range(4):
-        direction, full = reach(lights.location, light, scene, point)
+        direction, full = reach(lights.lamps, light, scene, point)
         amounts.append(full * direction.z * (1 - shadow[light]))
     return tinted(amounts)
 
@@ -99,41 +106,39 @@ class Suspects(NamedTuple):
 
 
 @fused
-def _near_the_way(bodies: Bodies, location: Tensor, suspects: Suspects, body: Tensor) -> Tensor:
+def _near_the_way(bodies: Bodies, lamps: Lamps, suspects: Suspects, body: Tensor) -> Tensor:
     point = Vec(*suspects.point)
-    direction = unit(pick(location.flatten(1), suspects.light) - point)
-    return passes_near(bodies, body, 0.2, point, direction)
+    direction = unit(pick(lamps.location, suspects.light) - point)
+    slack = lamps.penumbra.index_select(0, suspects.light)
+    return passes_near(bodies, body, slack, point, direction)
 
 
 @fused
-def _share_hidden(
-    bodies: Bodies, location: Tensor, half_side: Tensor, suspects: Suspects, guilty: Tensor
-) -> Tensor:
+def _share_hidden(bodies: Bodies, lamps: Lamps, suspects: Suspects, guilty: Tensor) -> Tensor:
     light, body = suspects.light.index_select(0, guilty), suspects.body.index_select(0, guilty)
     point = pick(suspects.point, guilty)
-    offset = pick(location.flatten(1), light) - point
+    offset = pick(lamps.location, light) - point
     far = dot(offset, offset).sqrt()
     gap, t = clearance(bodies, body, point, offset.times(1 / far))
-    half_width = t * at(half_side, light // location.shape[2]) / far
+    half_width = t * lamps.half_side.index_select(0, light) / far
     share = (0.5 - 0.5 * gap / (half_width + 1e-4)).clamp(0, 1)
     return share * share * (3 - 2 * share) * (t < far)
 
 
-def hidden(
-    bodies: Bodies, location: Tensor, half_side: Tensor, suspects: Suspects
-) -> tuple[Tensor, Tensor]:
+def hidden(bodies: Bodies, lamps: Lamps, suspects: Suspects) -> tuple[Tensor, Tensor]:
     """How much of its light each suspect hides: (suspect, share) of those that stand in the way."""
-    near = _near_the_way(bodies, location, suspects, suspects.body)
+    near = _near_the_way(bodies, lamps, suspects, suspects.body)
     guilty = torch.nonzero(near)[:, 0]
-    return guilty, _share_hidden(bodies, location, half_side, suspects, guilty)
+    return guilty, _share_hidden(bodies, lamps, suspects, guilty)
 
 
-def shadow_map(bodies: Bodies, location: Tensor, half_side: Tensor, resolution: int) -> Tensor:
+def shadow_map(bodies: Bodies, lamps: Lamps, resolution: int) -> Tensor:
     """(4, s, r, r): how much of each light is hidden from each place on the ground."""
+    location = lamps.location.view(3, 4, -1)
     scenes = location.shape[2]
     scale = resolution / (2 * MAP_HALF)
-    # The shadow of a body lies within that of its bounding box, grown by half the softness.
-    corners = box_corners(bodies, slack=0.2)  # (8, m) each
+    # The shadow of a body lies within that of its bounding box, grown by its softness.
+    corners = box_corners(bodies, lamps.penumbra[::scenes, None, None])  # (4, 8, m) each
     lamp = Vec(*location[:, :, None, bodies.scene])  # (4, 1, m) each
     cast = lamp + (corners - lamp).times(lamp.z / (lamp.z - corners.z))
     x, y = cast.x, cast.y
@@ -142,7 +147,7 @@ def shadow_map(bodies: Bodies, location: Tensor, half_side: Tensor, resolution: 
         (low + MAP_HALF) * scale, (high + MAP_HALF) * scale, (resolution, resolution)
     )
     suspects, place = _suspects_on_ground(bodies, scenes, resolution, shadow, column, row)
-    guilty, share = hidden(bodies, location, half_side, suspects)
+    guilty, share = hidden(bodies, lamps, suspects)
     layers = torch.zeros(4 * scenes * resolution * resolution, device=location.device)
     layers.scatter_reduce_(0, place.index_select(0, guilty), share, "amax")
     return layers.view(4, scenes, resolution, resolution)
@@ -182,11 +187,12 @@ def body_shadows(
     bodies: Bodies, others: Neighbours, lights: Lights, body: Tensor, point: Tensor
 ) -> Tensor:
     """(4, n): how much of each light other bodies hide from points on bodies."""
-    scenes = lights.location.shape[2]
+    location = lights.lamps.location.view(3, 4, -1)
+    scenes = location.shape[2]
     # First find which bodies may shade which at all, then ask for each of their points.
     center = Vec(*bodies.center[:, others.body])
     offset = Vec(*bodies.center[:, others.other]) - center
-    direction = unit(Vec(*lights.location[:, :, bodies.scene[others.body]]) - center)
+    direction = unit(Vec(*location[:, :, bodies.scene[others.body]]) - center)
     along = dot(offset, direction)
     both = bodies.reach[others.body] + bodies.reach[others.other] + 0.3
     may = (along > 0) & (dot(offset, offset) - along * along < both * both)
@@ -200,7 +206,7 @@ def body_shadows(
     suspects, place = _suspects_on_bodies(
         light * scenes + bodies.scene[receiver], occluder, start[receiver], order, point, owner, k
     )
-    guilty, share = hidden(bodies, lights.location, lights.half_side, suspects)
+    guilty, share = hidden(bodies, lights.lamps, suspects)
     place = (suspects.light // scenes * len(body) + place).index_select(0, guilty)
     shares = torch.zeros(4 * len(body), device=point.device)
     return shares.scatter_reduce_(0, place, share, "amax").view(4, -1)

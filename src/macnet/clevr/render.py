@@ -46,7 +46,7 @@ class Quality:
 
 
 QUALITIES: Mapping[str, Quality] = {
-    "fast": Quality(2, whole_bodies=False, shadow_detail=1.0, bounces=1, brushed_rays=3),
+    "fast": Quality(2, whole_bodies=False, shadow_detail=0.875, bounces=1, brushed_rays=3),
     "fine": Quality(4, whole_bodies=True, shadow_detail=2.0, bounces=2, brushed_rays=8),
 }
 FILTER_WIDTH = 1.5  # of a pixel, in pixels: the release's is a little soft

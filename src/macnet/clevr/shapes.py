@@ -157,7 +157,9 @@ def clearance(bodies: Bodies, which: Tensor, origin: Vec, direction: Vec) -> tup
     return gap * at(bodies.radius, which), t
 
 
-def passes_near(bodies: Bodies, which: Tensor, slack: float, origin: Vec, direction: Vec) -> Tensor:
+def passes_near(
+    bodies: Bodies, which: Tensor, slack: Tensor | float, origin: Vec, direction: Vec
+) -> Tensor:
     """Whether a ray touches a body's bounding sphere, `slack` added to its radius."""
     offset = pick(bodies.center, which) - origin
     along = dot(offset, direction)
@@ -234,10 +236,10 @@ def nearest(t: Tensor, ray: Tensor, rays: int) -> tuple[Tensor, Tensor]:
     return hit, best.index_select(0, hit) & 0xFFFFFFFF
 
 
-def box_corners(bodies: Bodies, slack: float = 0.0) -> Vec:
-    """The 8 corners of each body's bounding box, (8, m), grown by `slack` but not underground."""
+def box_corners(bodies: Bodies, slack: Tensor | float = 0.0) -> Vec:
+    """The 8 corners of each body's bounding box, (…, 8, m), grown by `slack` but not downwards."""
     signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).T.to(bodies.radius.device)
-    x, y, z = signs[:, :, None] * (bodies.radius + slack)
+    x, y, z = (sign[:, None] * (bodies.radius + slack) for sign in signs)
     center = Vec(*bodies.center)
     corners = Vec(bodies.cos * x - bodies.sin * y, bodies.sin * x + bodies.cos * y, z) + center
     return Vec(corners.x, corners.y, corners.z.clamp(min=0))

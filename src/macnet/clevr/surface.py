@@ -183,7 +183,7 @@ def rubber(stage: Stage, hits: Hits, shadows: Tensor, k: Tensor) -> Tensor:
     cos = (-dot(direction, n)).clamp(min=0.05)
     soft, gloss = [], []
     for light in range(4):
-        to_light, full = reach(stage.lights.location, light, scene, point)
+        to_light, full = reach(stage.lights.lamps, light, scene, point)
         full = full * (1 - shadows[light].index_select(0, k))
         facing = dot(to_light, n).clamp(min=0)
         soft.append(full * facing)
@@ -218,7 +218,7 @@ def lamps_in_metal(stage: Stage, hits: Hits, shadows: Tensor, k: Tensor) -> Tens
     cos = (-dot(direction, n)).clamp(min=0.05)
     amounts = []
     for light in range(4):
-        to_light, full = reach(stage.lights.location, light, scene, point)
+        to_light, full = reach(stage.lights.lamps, light, scene, point)
         full = full * (1 - shadows[light].index_select(0, k))
         half = unit(to_light - direction)
         h, a, c = dot(half, n).clamp(min=1e-3), dot(half, along), dot(half, across)
