@@ -48,13 +48,24 @@ class Lamps(NamedTuple):
     penumbra: Tensor  # (4·s,)
 
 
+class Shadings(NamedTuple):
+    """Which body may shade which, and from which light (counted through all scenes)."""
+
+    light: Tensor  # (p,)
+    receiver: Tensor  # (p,)
+    occluder: Tensor  # (p,)
+
+
 class Lights(NamedTuple):
     lamps: Lamps
+    shadings: Shadings
     shadows: Tensor  # (4, s, r, r): how much of each light is hidden from a place on the ground
     haze: Tensor  # (4, s, 16, 16): the same, averaged over patches one unit wide
 
 
-def pack_lights(scenes: Sequence[Scene], bodies: Bodies, resolution: int) -> Lights:
+def pack_lights(
+    scenes: Sequence[Scene], bodies: Bodies, others: Neighbours, resolution: int
+) -> Lights:
     device = bodies.scene.device
     location = torch.tensor([(*scene.lamps, SUN) for scene in scenes]).permute(2, 1, 0)
     sizes = (torch.tensor(k).repeat_interleave(len(scenes)) for k in (HALF_SIDE, PENUMBRA))
@@ -62,7 +73,8 @@ def pack_lights(scenes: Sequence[Scene], bodies: Bodies, resolution: int) -> Lig
     shadows = shadow_map(bodies, lamps, resolution)
     # Where a body touches the ground its shadow begins at once; blur the steps that would show.
     shadows = avg_pool2d(shadows, 3, stride=1, padding=1)
-    return Lights(lamps, shadows, avg_pool2d(shadows, resolution // HAZE))
+    haze = avg_pool2d(shadows, resolution // HAZE)
+    return Lights(lamps, who_may_shade(bodies, others, lamps), shadows, haze)
 
 
 def reach(lamps: Lamps, light: int, scene: Tensor, point: Vec) -> tuple[Vec, Tensor]:
@@ -134,23 +146,31 @@ def hidden(bodies: Bodies, lamps: Lamps, suspects: Suspects) -> tuple[Tensor, Te
 
 def shadow_map(bodies: Bodies, lamps: Lamps, resolution: int) -> Tensor:
     """(4, s, r, r): how much of each light is hidden from each place on the ground."""
-    location = lamps.location.view(3, 4, -1)
-    scenes = location.shape[2]
-    scale = resolution / (2 * MAP_HALF)
-    # The shadow of a body lies within that of its bounding box, grown by its softness.
-    corners = box_corners(bodies, lamps.penumbra[::scenes, None, None])  # (4, 8, m) each
-    lamp = Vec(*location[:, :, None, bodies.scene])  # (4, 1, m) each
-    cast = lamp + (corners - lamp).times(lamp.z / (lamp.z - corners.z))
-    x, y = cast.x, cast.y
-    low, high = (torch.stack([k(x, 1), k(y, 1)]).flatten(1) for k in (torch.amin, torch.amax))
-    shadow, column, row = cells(
-        (low + MAP_HALF) * scale, (high + MAP_HALF) * scale, (resolution, resolution)
-    )
+    scenes = lamps.location.shape[1] // 4
+    low, high = _shadow_bounds(bodies, scenes, resolution / (2 * MAP_HALF), lamps.location)
+    shadow, column, row = cells(low, high, (resolution, resolution))
     suspects, place = _suspects_on_ground(bodies, scenes, resolution, shadow, column, row)
     guilty, share = hidden(bodies, lamps, suspects)
-    layers = torch.zeros(4 * scenes * resolution * resolution, device=location.device)
+    layers = torch.zeros(4 * scenes * resolution * resolution, device=low.device)
     layers.scatter_reduce_(0, place.index_select(0, guilty), share, "amax")
     return layers.view(4, scenes, resolution, resolution)
+
+
+@fused
+def _shadow_bounds(
+    bodies: Bodies, scenes: int, scale: float, location: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(2, 4·m): the rectangles on the map that hold the shadows of all bodies from all lights."""
+    bounds = []
+    for light in range(4):
+        # The shadow of a body lies within that of its bounding box, grown by its softness.
+        corners = box_corners(bodies, PENUMBRA[light])
+        lamp = pick(location[:, light * scenes : (light + 1) * scenes], bodies.scene)
+        cast = lamp + (corners - lamp).times(lamp.z / (lamp.z - corners.z))
+        sides = cast.x.amin(0), cast.y.amin(0), cast.x.amax(0), cast.y.amax(0)
+        bounds.append(torch.stack(sides))
+    low_high = (torch.cat(bounds, dim=1) + MAP_HALF) * scale
+    return low_high[:2], low_high[2:]
 
 
 @fused
@@ -183,46 +203,43 @@ def look_up(maps: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
     return found
 
 
-def body_shadows(
-    bodies: Bodies, others: Neighbours, lights: Lights, body: Tensor, point: Tensor
-) -> Tensor:
-    """(4, n): how much of each light other bodies hide from points on bodies."""
-    location = lights.lamps.location.view(3, 4, -1)
-    scenes = location.shape[2]
-    # First find which bodies may shade which at all, then ask for each of their points.
+def who_may_shade(bodies: Bodies, others: Neighbours, lamps: Lamps) -> Shadings:
+    location = lamps.location.view(3, 4, -1)
+    scene = bodies.scene[others.body]
     center = Vec(*bodies.center[:, others.body])
     offset = Vec(*bodies.center[:, others.other]) - center
-    direction = unit(Vec(*location[:, :, bodies.scene[others.body]]) - center)
+    direction = unit(Vec(*location[:, :, scene]) - center)
     along = dot(offset, direction)
     both = bodies.reach[others.body] + bodies.reach[others.other] + 0.3
     may = (along > 0) & (dot(offset, offset) - along * along < both * both)
     light, pair = torch.nonzero(may).unbind(1)
-    receiver, occluder = others.body[pair], others.other[pair]
+    light = light * location.shape[2] + scene[pair]
+    return Shadings(light, others.body[pair], others.other[pair])
 
-    order = torch.argsort(body, stable=True)
+
+def body_shadows(bodies: Bodies, lights: Lights, body: Tensor, point: Tensor) -> Tensor:
+    """(4, n): how much of each light other bodies hide from points on bodies."""
     count = torch.bincount(body, minlength=len(bodies.scene))
+    owner, k = spread(count.index_select(0, lights.shadings.receiver))
+    order = torch.argsort(body, stable=True)
     start = count.cumsum(0) - count
-    owner, k = spread(count[receiver])
-    suspects, place = _suspects_on_bodies(
-        light * scenes + bodies.scene[receiver], occluder, start[receiver], order, point, owner, k
-    )
+    suspects, place = _suspects_on_bodies(lights, start, order, point, owner, k)
     guilty, share = hidden(bodies, lights.lamps, suspects)
-    place = (suspects.light // scenes * len(body) + place).index_select(0, guilty)
     shares = torch.zeros(4 * len(body), device=point.device)
-    return shares.scatter_reduce_(0, place, share, "amax").view(4, -1)
+    shares.scatter_reduce_(0, place.index_select(0, guilty), share, "amax")
+    return shares.view(4, -1)
 
 
 @fused
 def _suspects_on_bodies(
-    light: Tensor,
-    occluder: Tensor,
-    start: Tensor,
-    order: Tensor,
-    point: Tensor,
-    owner: Tensor,
-    k: Tensor,
+    lights: Lights, start: Tensor, order: Tensor, point: Tensor, owner: Tensor, k: Tensor
 ) -> tuple[Suspects, Tensor]:
-    """A suspect for each point of each body that may be shaded, and the number of that point."""
-    sample = order.index_select(0, start.index_select(0, owner) + k)
-    light, occluder = light.index_select(0, owner), occluder.index_select(0, owner)
-    return Suspects(light, occluder, point.index_select(1, sample)), sample
+    """A suspect for each point of each body that may be shaded, and where its share belongs.
+
+    `owner` numbers the shadings; the points on body b are order[start[b]], order[start[b] + 1], …
+    """
+    light, receiver, occluder = (column.index_select(0, owner) for column in lights.shadings)
+    sample = order.index_select(0, start.index_select(0, receiver) + k)
+    scenes = lights.lamps.location.shape[1] // 4
+    place = light // scenes * order.shape[0] + sample
+    return Suspects(light, occluder, point.index_select(1, sample)), place

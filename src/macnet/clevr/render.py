@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from macnet.clevr.fuse import compiled, fused
-from macnet.clevr.light import HAZE, pack_lights
+from macnet.clevr.light import HAZE
 from macnet.clevr.scene import MAX_OBJECTS, MIN_VISIBLE_SHARE, Scene
 from macnet.clevr.shapes import (
     Bodies,
@@ -180,8 +180,7 @@ def _render(
 ) -> Rendering:
     bodies, cameras = _pack(scenes, device)
     resolution = HAZE * max(2, round(quality.shadow_detail * width / HAZE))
-    lights = pack_lights(scenes, bodies, resolution)
-    stage = pack_stage(scenes, bodies, lights)
+    stage = pack_stage(scenes, bodies, resolution)
 
     middles = _middles(len(scenes), width, height, device)
     pixel, body = screen_pairs(bodies, cameras, width, height)

@@ -236,8 +236,8 @@ def nearest(t: Tensor, ray: Tensor, rays: int) -> tuple[Tensor, Tensor]:
     return hit, best.index_select(0, hit) & 0xFFFFFFFF
 
 
-def box_corners(bodies: Bodies, slack: Tensor | float = 0.0) -> Vec:
-    """The 8 corners of each body's bounding box, (…, 8, m), grown by `slack` but not downwards."""
+def box_corners(bodies: Bodies, slack: float = 0.0) -> Vec:
+    """The 8 corners of each body's bounding box, (8, m), grown by `slack` but not downwards."""
     signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).T.to(bodies.radius.device)
     x, y, z = (sign[:, None] * (bodies.radius + slack) for sign in signs)
     center = Vec(*bodies.center)
@@ -249,7 +249,16 @@ def screen_pairs(
     bodies: Bodies, cameras: Cameras, width: int, height: int
 ) -> tuple[Tensor, Tensor]:
     """Which pixels can show which body: (pixel, body), pixels numbered through all scenes."""
-    scene = bodies.scene
+    low, high = _screen_bounds(bodies, cameras, width, height, bodies.scene)
+    body, x, y = cells(low, high, (width, height))
+    return (at(bodies.scene, body) * height + y) * width + x, body
+
+
+@fused
+def _screen_bounds(
+    bodies: Bodies, cameras: Cameras, width: int, height: int, scene: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(2, m): the rectangles of pixels that hold the bodies, and a pixel around."""
     origin, right, up, forward = (pick(table, scene) for table in cameras)
     offset = box_corners(bodies) - origin
     depth = dot(offset, forward).clamp(min=1e-3)
@@ -257,6 +266,4 @@ def screen_pairs(
     above = dot(offset, up) / dot(up, up) / depth
     column, row = (0.5 + across / 2) * width, (0.5 - above / 2) * height
     low = torch.stack([column.amin(0), row.amin(0)]) - 1
-    high = torch.stack([column.amax(0), row.amax(0)]) + 1
-    body, x, y = cells(low, high, (width, height))
-    return (at(scene, body) * height + y) * width + x, body
+    return low, torch.stack([column.amax(0), row.amax(0)]) + 1

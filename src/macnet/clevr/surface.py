@@ -21,6 +21,7 @@ from macnet.clevr.light import (
     body_shadows,
     look_up,
     on_ground,
+    pack_lights,
     reach,
     tinted,
 )
@@ -89,15 +90,17 @@ class Rays(NamedTuple):
     direction: Tensor  # (3, n)
 
 
-def pack_stage(scenes: Sequence[Scene], bodies: Bodies, lights: Lights) -> Stage:
+def pack_stage(scenes: Sequence[Scene], bodies: Bodies, resolution: int) -> Stage:
     objects = [o for scene in scenes for o in scene.objects]
     paint = torch.tensor([PAINT[color] for color in COLORS]).T / 255
     color = paint[:, [COLORS.index(o.color) for o in objects]]
     is_metal = torch.tensor([o.material == "metal" for o in objects], dtype=torch.bool)
     device = bodies.scene.device
     color, is_metal = color.to(device), is_metal.to(device)
+    others = neighbours(bodies)
+    lights = pack_lights(scenes, bodies, others, resolution)
     glow = glow_map(bodies, color, len(scenes))
-    return Stage(bodies, neighbours(bodies), lights, color, is_metal, glow)
+    return Stage(bodies, others, lights, color, is_metal, glow)
 
 
 # --- ground and cove -------------------------------------------------------------------------
@@ -293,7 +296,7 @@ def view(stage: Stage, rays: Rays, bounces: int) -> Tensor:
 
 def shine(stage: Stage, hits: Hits, bounces: int, brushed_rays: int) -> Tensor:
     """(3, n): the radiance that bodies send back along the rays that met them."""
-    shadows = body_shadows(stage.bodies, stage.others, stage.lights, hits.body, hits.point)
+    shadows = body_shadows(stage.bodies, stage.lights, hits.body, hits.point)
     is_metal = stage.is_metal.index_select(0, hits.body)
     radiance = torch.empty_like(hits.point)
 
