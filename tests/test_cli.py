@@ -50,7 +50,7 @@ BROKEN_SCENES = {
     "twice": (changed(("scenes",), [RECORD, RECORD]), "the same image_filename"),
     "too many": (
         changed(("scenes", 0, "objects"), RECORD["objects"] * 6),
-        "has more than 10 objects",
+        "12 objects; a scene holds 10 at most",
     ),
 }
 

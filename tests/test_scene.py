@@ -494,6 +494,16 @@ def pixels_unreadable(record: Record) -> None:
     record["objects"][1]["pixel_coords"] = [10, 20]
 
 
+def pixels_of_another_picture(record: Record) -> None:
+    del record["camera"]
+    for item in record["objects"]:
+        item["pixel_coords"] = [item["pixel_coords"][0] // 2, 3, 9.0]
+
+
+def too_many_objects(record: Record) -> None:
+    record["objects"] = record["objects"][:1] * 11
+
+
 BROKEN: list[tuple[Callable[[Record], None], str]] = [
     (drop("objects"), 'the scene has no "objects"'),
     (put("objects", value={"0": {}}), '"objects" is not a list'),
@@ -522,6 +532,13 @@ BROKEN: list[tuple[Callable[[Record], None], str]] = [
     (put("lamps", "back", value=[1, 2, "high"]), "lamp back is [1, 2, 'high']"),
     (pixels_missing, 'object 1, in a scene without a camera, has no "pixel_coords"'),
     (pixels_unreadable, '"pixel_coords" of object 1 is [10, 20]'),
+    (pixels_of_another_picture, 'no camera sees the objects at their "pixel_coords"'),
+    (too_many_objects, "11 objects; a scene holds 10 at most"),
+    (put("objects", 0, "3d_coords", value="123"), "\"3d_coords\" of object 0 is '123'"),
+    (put("objects", 0, "3d_coords", value=[10**400, 0, 0]), '"3d_coords" of object 0 is [1000'),
+    (put("objects", 1, "rotation", value=10**400), '"rotation" of object 1 is 1000'),
+    (put("objects", 1, "rotation", value=True), '"rotation" of object 1 is True'),
+    (put("camera", value=[0, 0, 5]), '"camera" is right above the origin'),
 ]
 
 

@@ -1,7 +1,7 @@
 """Run elementwise torch code as one kernel where that pays, and as it is written elsewhere.
 
-Compiling takes about a minute and then gains a factor of four on CUDA: right for an endless
-stream of pictures, wrong for a few hundred. So whoever renders says which.
+Compiling takes two minutes or so, and then gains a factor of four or five on CUDA: right for an
+endless stream of pictures, wrong for a few hundred. So whoever renders says which.
 """
 
 from __future__ import annotations

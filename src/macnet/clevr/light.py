@@ -148,8 +148,10 @@ def shadow_map(bodies: Bodies, lamps: Lamps, resolution: int) -> Tensor:
     """(4, s, r, r): how much of each light is hidden from each place on the ground."""
     scenes = lamps.location.shape[1] // 4
     low, high = _shadow_bounds(bodies, scenes, resolution / (2 * MAP_HALF), lamps.location)
-    shadow, column, row = cells(low, high, (resolution, resolution))
-    suspects, place = _suspects_on_ground(bodies, scenes, resolution, shadow, column, row)
+    # (Without names for the cells: they are many, and their memory is soon wanted.)
+    suspects, place = _suspects_on_ground(
+        bodies, scenes, resolution, *cells(low, high, (resolution, resolution))
+    )
     guilty, share = hidden(bodies, lamps, suspects)
     layers = torch.zeros(4 * scenes * resolution * resolution, device=low.device)
     layers.scatter_reduce_(0, place.index_select(0, guilty), share, "amax")
@@ -166,7 +168,7 @@ def _shadow_bounds(
         # The shadow of a body lies within that of its bounding box, grown by its softness.
         corners = box_corners(bodies, PENUMBRA[light])
         lamp = pick(location[:, light * scenes : (light + 1) * scenes], bodies.scene)
-        cast = lamp + (corners - lamp).times(lamp.z / (lamp.z - corners.z))
+        cast = lamp + (corners - lamp).times(lamp.z / (lamp.z - corners.z).clamp(min=1e-2))
         sides = cast.x.amin(0), cast.y.amin(0), cast.x.amax(0), cast.y.amax(0)
         bounds.append(torch.stack(sides))
     low_high = (torch.cat(bounds, dim=1) + MAP_HALF) * scale

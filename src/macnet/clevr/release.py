@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from macnet.clevr.questions import Question
-from macnet.clevr.scene import MAX_OBJECTS, Scene, from_record
+from macnet.clevr.scene import Scene, from_record
 from macnet.disk import read_json
 from macnet.errors import InputError
 
@@ -77,9 +77,6 @@ def read_scenes(path: Path) -> dict[str, Scene]:
         record["image_filename"]: from_record(record, f"{path}: scene {i}")
         for i, record in enumerate(records)
     }
-    for name, scene in scenes.items():
-        if len(scene.objects) > MAX_OBJECTS:
-            raise InputError(f"{path}: the scene of {name} has more than {MAX_OBJECTS} objects")
     if len(scenes) < len(records):
         raise InputError(f"{path}: two of its scenes have the same image_filename")
     if not scenes:

@@ -50,7 +50,7 @@ QUALITIES: Mapping[str, Quality] = {
     "fine": Quality(4, whole_bodies=True, shadow_detail=2.0, bounces=2, brushed_rays=8),
 }
 FILTER_WIDTH = 1.5  # of a pixel, in pixels: the release's is a little soft
-PIXELS_AT_ONCE = {"cpu": 150_000, "cuda": 32_000_000}  # what fits in caches, and in 2 GB
+PIXELS_AT_ONCE = {"cpu": 150_000, "cuda": 24_000_000}  # what fits in caches, and in 2 GB
 
 
 class Rendering(NamedTuple):
@@ -73,8 +73,10 @@ def render(
 ) -> Rendering:
     """Pictures of scenes, with what each pixel shows and how much of each object is seen.
 
-    `compile` pays on CUDA for many thousands of pictures; it takes about a minute the first time.
+    `compile` pays on CUDA for many thousands of pictures; it takes two minutes or so at first.
     """
+    if not scenes:
+        raise ValueError("there is no scene to render")
     with compiled(compile):
         parts = [
             _render(part, width, height, QUALITIES[quality], torch.device(device))

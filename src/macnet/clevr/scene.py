@@ -37,6 +37,7 @@ HALF_FLOOR = 3.0  # objects are centred within ±3 in x and y
 MIN_GAP = 0.25  # between the bounding circles of two objects
 MARGIN = 0.4  # along each direction, so that "left of" is never a close call
 MAX_TRIES = 50  # for one object; then the whole scene starts over
+MAX_OFF = 2.0  # pixels by which a fitted camera may miss what a scene says of its objects
 MIN_VISIBLE_SHARE = 200 / (480 * 320)  # of the image's pixels, for every object
 
 CAMERA_JITTER = 0.5
@@ -219,49 +220,76 @@ def from_record(
 
     `width` and `height` are those of the image its `pixel_coords` speak of.
     """
-
-    def vector(value: Any, what: str) -> Vector:
-        try:
-            x, y, z = (float(c) for c in value)
-        except (TypeError, ValueError):
-            x = y = z = math.nan
-        if not math.isfinite(x + y + z):
-            raise InputError(f"{where}: {what} is {value!r}; it must be three numbers")
-        return x, y, z
-
-    def field(holder: Any, name: str, what: str) -> Any:
-        if not isinstance(holder, Mapping) or name not in holder:
-            raise InputError(f'{where}: {what} has no "{name}"')
-        return holder[name]
-
-    objects, points, pixels = [], [], []
-    found = field(record, "objects", "the scene")
-    if not isinstance(found, list):
+    items = _field(record, "objects", where, "the scene")
+    if not isinstance(items, list):
         raise InputError(f'{where}: "objects" is not a list')
-    for i, item in enumerate(found):
-        what = f"object {i}"
-        values = {name: field(item, name, what) for name in ATTRIBUTES}
-        for name, value in values.items():
-            if value not in ATTRIBUTES[name]:
-                choices = ", ".join(ATTRIBUTES[name])
-                raise InputError(
-                    f"{where}: {what} has the unknown {name} {value!r}; known are {choices}"
-                )
-        x, y, _ = vector(field(item, "3d_coords", what), f'"3d_coords" of {what}')
-        rotation = field(item, "rotation", what)
-        if not isinstance(rotation, int | float) or not math.isfinite(rotation):
-            raise InputError(f'{where}: "rotation" of {what} is {rotation!r}, not a number')
-        objects.append(Object(**values, x=x, y=y, rotation=float(rotation)))
-        if "camera" not in record:
-            points.append(objects[-1].center)
-            seen = field(item, "pixel_coords", f"{what}, in a scene without a camera,")
-            pixels.append(vector(seen, f'"pixel_coords" of {what}'))
+    if len(items) > MAX_OBJECTS:
+        raise InputError(f"{where}: {len(items)} objects; a scene holds {MAX_OBJECTS} at most")
+    objects = tuple(_read_object(item, where, f"object {i}") for i, item in enumerate(items))
     if "camera" in record:
-        camera = vector(record["camera"], '"camera"')
-    elif points:
-        camera = fit_camera(np.array(points), np.array(pixels), width, height)
+        camera = _vector(record["camera"], where, '"camera"')
+        if math.hypot(*camera[:2]) < 1e-3:
+            raise InputError(f'{where}: "camera" is right above the origin, and so has no upside')
+    elif objects:
+        camera = _find_camera(objects, items, where, width, height)
     else:
         camera = CAMERA
     lamps = record.get("lamps", LAMPS)
-    key, fill, back = (vector(field(lamps, name, '"lamps"'), f"lamp {name}") for name in LAMPS)
-    return Scene(tuple(objects), camera, (key, fill, back))
+    key, fill, back = (
+        _vector(_field(lamps, name, where, '"lamps"'), where, f"lamp {name}") for name in LAMPS
+    )
+    return Scene(objects, camera, (key, fill, back))
+
+
+def _read_object(item: Any, where: str, what: str) -> Object:
+    values = {name: _field(item, name, where, what) for name in ATTRIBUTES}
+    for name, value in values.items():
+        if value not in ATTRIBUTES[name]:
+            choices = ", ".join(ATTRIBUTES[name])
+            raise InputError(
+                f"{where}: {what} has the unknown {name} {value!r}; known are {choices}"
+            )
+    place = _field(item, "3d_coords", where, what)
+    x, y, _ = _vector(place, where, f'"3d_coords" of {what}')
+    rotation = _field(item, "rotation", where, what)
+    if not _is_number(rotation):
+        raise InputError(f'{where}: "rotation" of {what} is {rotation!r}, not a number')
+    return Object(**values, x=x, y=y, rotation=float(rotation))
+
+
+def _find_camera(
+    objects: Sequence[Object], items: Sequence[Any], where: str, width: int, height: int
+) -> Vector:
+    pixels = []
+    for i, item in enumerate(items):
+        what = f"object {i}"
+        seen = _field(item, "pixel_coords", where, f"{what}, in a scene without a camera,")
+        pixels.append(_vector(seen, where, f'"pixel_coords" of {what}'))
+    points, wanted = np.array([o.center for o in objects]), np.array(pixels)
+    with np.errstate(all="ignore"):  # nonsense is noticed by what comes of it
+        camera = fit_camera(points, wanted, width, height)
+        off = np.abs(project(camera, points, width, height) - wanted)[:, :2].max()
+    if not off < MAX_OFF:
+        raise InputError(
+            f'{where}: no camera sees the objects at their "pixel_coords"; '
+            f"are they those of a {width}x{height} image?"
+        )
+    return camera
+
+
+def _field(holder: Any, name: str, where: str, what: str) -> Any:
+    if not isinstance(holder, Mapping) or name not in holder:
+        raise InputError(f'{where}: {what} has no "{name}"')
+    return holder[name]
+
+
+def _vector(value: Any, where: str, what: str) -> Vector:
+    if not isinstance(value, list | tuple) or len(value) != 3 or not all(map(_is_number, value)):
+        raise InputError(f"{where}: {what} is {value!r}; it must be three numbers")
+    x, y, z = map(float, value)
+    return x, y, z
+
+
+def _is_number(value: Any) -> bool:
+    # Bounded, for whole numbers in JSON may be too large for a float, and no place is that far.
+    return isinstance(value, int | float) and value is not True and abs(value) < 1e9

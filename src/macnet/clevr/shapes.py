@@ -184,8 +184,8 @@ def _rank(start: Tensor, owner: Tensor) -> Tensor:
 def cells(low: Tensor, high: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
     """The grid cells of rectangles: (2, n) corners → (rectangle, column, row) of every cell."""
     limit = torch.tensor(size, device=low.device)[:, None]
-    first = low.floor().long().clamp(min=0).contiguous()
-    last = torch.minimum(high.ceil().long(), limit)
+    first = torch.minimum(low.clamp(min=0), limit).floor().long().contiguous()
+    last = torch.minimum(high.clamp(min=0), limit).ceil().long()
     columns, rows = (last - first).clamp(min=0).contiguous()
     owner = torch.repeat_interleave(columns * rows)
     start = (columns * rows).cumsum(0) - columns * rows

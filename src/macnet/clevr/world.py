@@ -110,7 +110,7 @@ class Stream:
     caller's thread alone, and only inside `next`, so it may capture graphs or train meanwhile.
     `encode` is called in the workers on each question, and only what it returns is sent back: a
     tokenizer there takes that work, and most of the traffic, from the caller's process.
-    `compile` makes rendering on CUDA several times faster, after a minute's wait at the start.
+    `compile` makes rendering on CUDA several times faster, after two minutes' wait or so.
     """
 
     def __init__(
