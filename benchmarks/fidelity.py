@@ -15,9 +15,6 @@ import multiprocessing
 import os
 import random
 import re
-import shlex
-import subprocess
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,6 +23,7 @@ from typing import Any
 from macnet.clevr.program import answer, question_type
 from macnet.clevr.questions import BLOCK, Asker
 from macnet.clevr.scene import from_record, sample_scenes
+from record import keep
 
 # Of the first 2,000 real validation questions.
 REAL_TYPES = {
@@ -195,20 +193,12 @@ def main() -> None:
     parser.add_argument("--reference", type=Path, required=True)
     parser.add_argument("--questions", type=int, default=200_000)
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     blocks = -(-args.questions // (10 * BLOCK))
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
         made = gather(pool.imap(ask_block, range(blocks)))
-    report = {
-        "command": shlex.join(["python", *sys.argv]),
-        "commit": subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True
-        ).stdout.strip(),
-        **compare(made, args.reference),
-    }
-    args.out.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps({k: v for k, v in report.items() if k != "family counts"}, indent=1))
+    keep(args.out, "generated questions beside real ones", **compare(made, args.reference))
 
 
 if __name__ == "__main__":

@@ -9,19 +9,15 @@ a placed scene into ten questions with programs and answers.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
-import platform
 import random
-import shlex
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 from macnet.clevr.questions import BLOCK, Asker
 from macnet.clevr.scene import Scene, sample_scenes
+from record import keep
 
 
 def place(block: int, images: int) -> list[Scene]:
@@ -66,26 +62,7 @@ def main() -> None:
 
     blocks = [place(start, BLOCK) for start in range(0, args.images, BLOCK)]
     rows = [measure(processes, blocks) for processes in args.processes]
-    print(
-        f"{'processes':>9}  {'questions':>9}  {'seconds':>7}  {'per second':>10}  {'per cpu s':>9}"
-    )
-    for row in rows:
-        print(
-            f"{row['processes']:>9}  {row['questions']:>9,}  {row['seconds']:>7.2f}"
-            f"  {row['questions_per_second']:>10,}  {row['questions_per_cpu_second']:>9,}"
-        )
-    if args.out:
-        record = {
-            "what": "questions asked about placed scenes, ten an image",
-            "command": shlex.join(["python", *sys.argv]),
-            "commit": subprocess.run(
-                ["git", "rev-parse", "HEAD"], capture_output=True, text=True
-            ).stdout.strip(),
-            "hardware": f"{platform.machine()}, {os.cpu_count()} cores",
-            "python": platform.python_version(),
-            "rows": rows,
-        }
-        args.out.write_text(json.dumps(record, indent=1) + "\n")
+    keep(args.out, "questions asked about placed scenes, ten an image", rows=rows)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,7 @@ run operation by operation; the ratio of the two is measured in one run.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
-import platform
 import random
 import statistics
 import time
@@ -23,6 +21,7 @@ import torch
 
 from macnet.clevr.render import render
 from macnet.clevr.scene import Scene, sample_scenes
+from record import keep
 
 
 def place(count: int) -> list[Scene]:
@@ -89,20 +88,13 @@ def main() -> None:
     args = parser.parse_args()
     width, height = map(int, args.size.split("x"))
     scenes = place(args.scenes)
-    record: dict[str, Any] = {"what": "images rendered a second", **vars(args), "out": None}
-    record["torch"] = torch.__version__
+    numbers = {"size": args.size, "quality": args.quality, "scenes": args.scenes}
     if args.device == "cuda":
-        record["hardware"] = torch.cuda.get_device_name()
-        record |= measure_cuda(scenes, (width, height), args.quality, args.repeats)
+        numbers |= measure_cuda(scenes, (width, height), args.quality, args.repeats)
     else:
-        record["hardware"] = f"{args.processes} processes on {platform.processor() or 'CPU'}"
         rate = measure_cpu(scenes, (width, height), args.quality, args.processes)
-        record["images_per_second"] = round(rate, 1)
-    del record["out"]
-    text = json.dumps(record, indent=2)
-    print(text)
-    if args.out:
-        args.out.write_text(text + "\n")
+        numbers |= {"processes": args.processes, "images_per_second": round(rate, 1)}
+    keep(args.out, f"images rendered a second, on {args.device}", **numbers)
 
 
 if __name__ == "__main__":

@@ -9,16 +9,15 @@ asked about each, programs run. The questions come as (text, answer, family).
 from __future__ import annotations
 
 import argparse
-import json
 import operator
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from macnet.clevr.world import Stream, World
+from record import keep
 
 
 def main() -> None:
@@ -31,8 +30,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     width, height = map(int, args.size.split("x"))
-    options = vars(args)
-    out = options.pop("out")
     with Stream(
         World(seed=1, width=width, height=height),
         args.batch,
@@ -50,19 +47,15 @@ def main() -> None:
         if args.device == "cuda":
             torch.cuda.synchronize()
         seconds = time.perf_counter() - start
-    record: dict[str, Any] = {
-        "what": "images and questions streamed a second",
-        **options,
-        "hardware": torch.cuda.get_device_name() if args.device == "cuda" else "CPU",
-        "cores": os.cpu_count(),
-        "torch": torch.__version__,
-        "images_per_second": round(args.batch * args.batches / seconds, 1),
-        "questions_per_second": round(questions / seconds, 1),
-    }
-    text = json.dumps(record, indent=2)
-    print(text)
-    if out:
-        out.write_text(text + "\n")
+    keep(
+        args.out,
+        f"images and questions streamed a second, on {args.device}",
+        size=args.size,
+        images_per_batch=args.batch,
+        workers=args.workers,
+        images_per_second=round(args.batch * args.batches / seconds, 1),
+        questions_per_second=round(questions / seconds, 1),
+    )
 
 
 if __name__ == "__main__":

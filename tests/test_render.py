@@ -532,6 +532,7 @@ def test_a_gpu_renders_the_same_bytes_twice() -> None:
 
 @pytest.mark.gpu
 @needs_cuda
+@pytest.mark.filterwarnings("default")  # of the compiler's own
 def test_compiled_or_not_the_pictures_are_the_same() -> None:
     scenes = sample(15, 20)
     plain = render(scenes, 224, 224, device="cuda")
