@@ -61,9 +61,9 @@ def generate(
         device: Where pictures are made; auto takes a GPU if there is one.
         workers: Processes; as many as there are cores if not given, on a GPU at most 8.
     """
-    from macnet.clevr.generate import default_workers
     from macnet.clevr.generate import generate as run
     from macnet.clevr.world import World
+    from macnet.workers import default_workers
 
     width, height = _size(size)
     world = World(seed, condition, width, height, quality, questions_per_image)

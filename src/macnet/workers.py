@@ -27,6 +27,14 @@ class InProcess(Executor):
         return future
 
 
+def default_workers(device: torch.device | str) -> int:
+    # The cores this process may use, where the system can tell; a shared machine has more.
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    # More processes than this on one GPU only take memory from each other.
+    return min(cores, 8) if torch.device(device).type == "cuda" else cores
+
+
 @contextmanager
 def pool(workers: int) -> Iterator[Executor]:
     """An executor of so many processes; they end when the block is left, or its process dies.

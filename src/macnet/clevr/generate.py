@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from macnet.clevr.pictures import GROUP, draw, save_picture
+from macnet.clevr.pictures import GROUP, draw_group, save_picture
 from macnet.clevr.questions import BLOCK
 from macnet.clevr.release import (
     SPLITS,
@@ -42,14 +42,6 @@ from macnet.workers import pool
 
 FORMAT = 1  # raise it when the same settings would give other bytes
 UNFINISHED = ".unfinished"
-
-
-def default_workers(device: torch.device | str) -> int:
-    # The cores this process may use, where the system can tell; a shared machine has more.
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    # More processes than this on one GPU only take memory from each other.
-    return min(cores, 8) if torch.device(device).type == "cuda" else cores
 
 
 def generate(
@@ -203,7 +195,7 @@ def _draw_group(split: _Split, indices: range, device: torch.device | str) -> No
     """Place and draw a group of scenes: their pictures, then their part file."""
     world, name = split.world, split.name
     scenes = make_scenes(world, split.kind, indices, device)
-    pictures = draw(scenes, world.width, world.height, world.quality, device)
+    pictures = draw_group(scenes, world.width, world.height, world.quality, device)
     records = []
     for index, scene, picture in zip(indices, scenes, pictures, strict=True):
         file = image_name(name, index)

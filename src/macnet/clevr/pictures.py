@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,7 @@ from macnet.clevr.render import render
 from macnet.clevr.scene import Scene
 from macnet.disk import whole_file
 from macnet.progress import progress
+from macnet.workers import default_workers, pool
 
 # A picture is promised to be the same only in the same company, so scenes are always drawn in
 # the groups they would be drawn in if none had been drawn yet.
@@ -29,13 +32,32 @@ def save_picture(path: Path, image: np.ndarray) -> None:
         picture.save(file, "PNG", compress_level=1)
 
 
-def draw(
+def draw_group(
     scenes: Sequence[Scene], width: int, height: int, quality: str, device: torch.device | str
+) -> np.ndarray:
+    """(N, H, W, 3) uint8: the pictures of a few scenes."""
+    return render(scenes, width, height, quality, device).images.cpu().numpy()
+
+
+def draw(
+    groups: Sequence[Sequence[Scene]],
+    width: int,
+    height: int,
+    quality: str,
+    device: torch.device | str,
 ) -> Iterator[np.ndarray]:
-    """The scenes' pictures, (H, W, 3) uint8 each."""
-    for first in range(0, len(scenes), GROUP):
-        group = scenes[first : first + GROUP]
-        yield from render(group, width, height, quality, device).images.cpu().numpy()
+    """The pictures of many groups, one after another; on a CPU, all cores draw."""
+    # A process takes longer to start than a group to draw; and one is enough for a GPU.
+    on_cpu = torch.device(device).type == "cpu"
+    workers = min(default_workers(device), len(groups) // 2) if on_cpu else 0
+    with pool(workers) as executor:
+        ahead: deque[Future[np.ndarray]] = deque()
+        for group in groups:
+            ahead.append(executor.submit(draw_group, group, width, height, quality, device))
+            if len(ahead) > 2 * workers:  # more would only fill the memory
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
 
 
 def draw_file(
@@ -49,12 +71,12 @@ def draw_file(
     out.mkdir(parents=True, exist_ok=True)
     there = {name for name in scenes if (out / name).exists()}
     names = list(scenes)
+    groups = [names[first : first + GROUP] for first in range(0, len(names), GROUP)]
+    groups = [group for group in groups if not there.issuperset(group)]
     with progress("drawing", "images", len(names), done=len(there)) as advance:
-        for first in range(0, len(names), GROUP):
-            group = names[first : first + GROUP]
-            if there.issuperset(group):
-                continue
-            pictures = draw([scenes[name] for name in group], width, height, quality, device)
+        of_groups = [[scenes[name] for name in group] for group in groups]
+        drawn = draw(of_groups, width, height, quality, device)
+        for group, pictures in zip(groups, drawn, strict=True):
             for name, picture in zip(group, pictures, strict=True):
                 if name not in there:
                     save_picture(out / name, picture)

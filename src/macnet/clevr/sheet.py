@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from macnet.clevr.pictures import draw
+from macnet.clevr.pictures import GROUP, draw
 from macnet.clevr.release import (
     images_folder,
     is_secret,
@@ -131,7 +131,9 @@ def compare(
     measured: dict[str, float] = {}
     rows: list[tuple[str, list[np.ndarray]]] = []
     with progress("comparing", "images", len(scenes)) as advance:
-        pictures = draw(list(scenes.values()), width, height, quality, device)
+        in_order = list(scenes.values())
+        groups = [in_order[first : first + GROUP] for first in range(0, len(in_order), GROUP)]
+        pictures = chain.from_iterable(draw(groups, width, height, quality, device))
         for name, ours in zip(scenes, pictures, strict=True):
             original = _open(images / name)
             if original.shape != ours.shape:
