@@ -46,8 +46,9 @@ class Quality:
 
     @property
     def rays_per_pixel(self) -> float:
-        """About how many, in a scene with many objects: bodies fill a quarter of the picture."""
-        return 1 + self.grid**2 * (0.25 if self.whole_bodies else 0.1)
+        """About how many: bodies fill up to a quarter of a picture, outlines a tenth."""
+        on_bodies = 0.25 + self.grid**2 * (0.25 if self.whole_bodies else 0.1)
+        return 1 + on_bodies * (1 + self.brushed_rays / 2)  # for half of them are metal
 
 
 QUALITIES: Mapping[str, Quality] = {
@@ -55,7 +56,7 @@ QUALITIES: Mapping[str, Quality] = {
     "fine": Quality(4, whole_bodies=True, shadow_detail=2.0, bounces=2, brushed_rays=8),
 }
 FILTER_WIDTH = 1.5  # of a pixel, in pixels: the release's is a little soft
-RAYS_AT_ONCE = {"cpu": 215_000, "cuda": 32_000_000}  # what fits in caches, and in 2 GB
+RAYS_AT_ONCE = {"cpu": 400_000, "cuda": 62_000_000}  # what fits in caches, and in 2 GB
 
 
 class Rendering(NamedTuple):
@@ -99,7 +100,8 @@ def all_visible(
 ) -> list[bool]:
     """Whether every object of a scene shows as many pixels as CLEVR demands."""
     enough: list[bool] = []
-    for part in _in_parts(scenes, width * height, torch.device(device)):
+    rays = 2 * width * height  # as every pixel has room for, and those that may show a body
+    for part in _in_parts(scenes, rays, torch.device(device)):
         bodies, cameras = _pack(part, torch.device(device))
         pixel, body = screen_pairs(bodies, cameras, width, height)
         middles = _middles(len(part), width, height, bodies.scene.device)
