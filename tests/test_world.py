@@ -154,3 +154,20 @@ def test_the_gpu_machine_needs_no_argument_parser() -> None:
     )
     run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == ""
+
+
+@pytest.mark.parametrize("step", ["render", "all_visible"])
+def test_a_stream_goes_on_exactly_after_a_failure(
+    step: str, unbroken: list[Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Stream(WORLD, PER_BATCH) as stream:
+        with monkeypatch.context() as patched:
+            patched.setattr(f"macnet.clevr.world.{step}", _interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(stream)
+        assert stream.position == 0
+        assert_same([next(stream)], unbroken[:1])
+
+
+def _interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import re
 import sys
 import time
@@ -164,15 +165,22 @@ def compare(
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
         with whole_file(json_file) as file:
-            numbers = {"quality": quality, "mean_psnr": mean, "psnr": measured}
+            finite = {name: v if math.isfinite(v) else None for name, v in measured.items()}
+            numbers = {
+                "quality": quality,
+                "mean_psnr": mean if math.isfinite(mean) else None,
+                "psnr": finite,
+            }
             file.write(json.dumps(numbers, indent=1).encode() + b"\n")
     print(f"{out}: a sheet of {min(images, len(measured))} images")
 
 
 def _size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
+    match = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", text)
     if not match:
-        raise InputError(f"--size is {text!r}; it must be two positive numbers, such as 480x320")
+        raise InputError(
+            f"--size is {text[:40]!r}; it must be two positive numbers below 10000, such as 480x320"
+        )
     return int(match[1]), int(match[2])
 
 

@@ -30,15 +30,18 @@ def compiled(wanted: bool) -> Iterator[None]:
 
 
 def fused(function: F) -> F:
-    """Mark a function of tensors that may be compiled into one kernel."""
+    """Mark a function of tensors that may be compiled into one kernel.
+
+    Its last argument must be a tensor as long as its results: of nothing, there is no kernel.
+    """
 
     @functools.cache
     def kernel() -> F:
-        return torch.compile(function, dynamic=True, fullgraph=True)  # type: ignore[return-value]
+        return torch.compile(function, dynamic=True)  # type: ignore[return-value]
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:
-        # Within another such function, it is compiled into that; of nothing, there is no kernel.
+        # Within another such function, it is compiled into that.
         if torch.compiler.is_compiling() or not _compiling.get() or not args[-1].numel():
             return function(*args)
         return kernel()(*args)

@@ -41,6 +41,7 @@ from macnet.progress import progress
 from macnet.workers import pool
 
 FORMAT = 1  # raise it when the same settings would give other bytes
+MAX_COUNT = 1_000_000  # images are numbered with six digits
 UNFINISHED = ".unfinished"
 
 
@@ -56,6 +57,8 @@ def generate(
     if min(counts.values()) < 0 or not any(counts.values()):
         asked = " ".join(f"--{split} {count}" for split, count in counts.items())
         raise InputError(f"{asked}: counts must not be negative, and not all be zero")
+    if max(counts.values()) > MAX_COUNT:
+        raise InputError(f"a split holds {MAX_COUNT:,} images at most; more, and names run out")
     if workers < 1:
         raise InputError(f"--workers is {workers}; at least one is needed")
     settings = {

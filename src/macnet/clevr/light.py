@@ -2,7 +2,7 @@
 
 The ground receives almost all the shadows, and is seen directly, in every metal body, and in the
 light it throws back up. So its shadows are computed once per scene, into a map over the floor
-(one column per light), and looked up from then on. Shadows are soft without any sampling: how
+(one layer per light), and looked up from then on. Shadows are soft without any sampling: how
 closely the ray to a light passes a body, over how wide the light appears there, is the share of
 the light that is hidden.
 """

@@ -65,7 +65,8 @@ def read_records(path: Path, key: str) -> list[Mapping[str, Any]]:
         name = record.get("image_filename") if isinstance(record, dict) else None
         if not isinstance(name, str):
             raise InputError(f'{path}: entry {i} of "{key}" has no "image_filename"')
-        if name in ("", ".", "..") or PurePath(name).name != name:  # it becomes a path of ours
+        # It becomes a path of ours.
+        if not name.endswith(".png") or not name.isprintable() or PurePath(name).name != name:
             raise InputError(f'{path}: entry {i} of "{key}" has the image_filename {name!r}')
     return records
 

@@ -56,7 +56,10 @@ QUALITIES: Mapping[str, Quality] = {
     "fine": Quality(4, whole_bodies=True, shadow_detail=2.0, bounces=2, brushed_rays=8),
 }
 FILTER_WIDTH = 1.5  # of a pixel, in pixels: the release's is a little soft
-RAYS_AT_ONCE = {"cpu": 400_000, "cuda": 62_000_000}  # what fits in caches, and in 2 GB
+RAYS_AT_ONCE = {
+    "cpu": 400_000,
+    "cuda": 62_000_000,
+}  # suits caches; 2 GB or so, compiled
 
 
 class Rendering(NamedTuple):
@@ -68,6 +71,7 @@ class Rendering(NamedTuple):
     """(s, 10) int32: how many pixels each object shows."""
 
 
+@torch.no_grad()  # one mode, or everything would be compiled once for each
 def render(
     scenes: Sequence[Scene],
     width: int = 480,
@@ -92,6 +96,7 @@ def render(
     return Rendering(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
+@torch.no_grad()
 def all_visible(
     scenes: Sequence[Scene],
     width: int = 480,
@@ -200,9 +205,12 @@ def _render(
     objects = objects.view(len(scenes), height, width)
 
     outline = torch.nonzero(_outlines(objects, quality.whole_bodies).view(-1))[:, 0]
-    again, sample, body = _finer(middles, pixel, body, outline, quality.grid, width, height)
-    finer, _, _ = _trace(stage, cameras, again, sample, body, quality)
-    radiance[:, outline] = finer.view(3, quality.grid**2, len(outline)).mean(1)
+    rays = quality.grid**2 * (1 + quality.brushed_rays // 2)
+    at_once = max(1, RAYS_AT_ONCE[device.type] // rays)
+    for few in torch.split(outline, at_once):
+        finer = _finer(middles, pixel, body, few, quality.grid, width, height)
+        traced, _, _ = _trace(stage, cameras, *finer, quality)
+        radiance[:, few] = traced.view(3, quality.grid**2, len(few)).mean(1)
 
     visible = torch.zeros(len(scenes), MAX_OBJECTS, dtype=torch.int32, device=device)
     count = torch.bincount(shown, minlength=len(bodies.scene))

@@ -292,4 +292,4 @@ def _vector(value: Any, where: str, what: str) -> Vector:
 
 def _is_number(value: Any) -> bool:
     # Bounded, for whole numbers in JSON may be too large for a float, and no place is that far.
-    return isinstance(value, int | float) and value is not True and abs(value) < 1e9
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9

@@ -23,6 +23,8 @@ from macnet.clevr.fuse import fused
 from macnet.clevr.scene import SHAPES, Scene
 from macnet.clevr.vector import Vec, at, dot, pick, unit
 
+# Fitted to outlines and highlights of original images; of the mesh, the flat part of a cube's face
+# is 0.77 and of a cylinder's top 0.92.
 CORE = {"cube": 0.82, "sphere": 0.0, "cylinder": 0.94}
 CYLINDER = SHAPES.index("cylinder")
 REACH = {"cube": 3**0.5, "sphere": 1.0, "cylinder": 2**0.5}  # of the farthest point, in radii

@@ -4,19 +4,22 @@ Scene i of a split comes from a generator seeded with "seed/split/scene/i", the 
 block b of 250 images from "seed/split/questions/b": nothing else decides, so any part of a world
 can be made alone, anywhere, in any order. `Stream` is the same world without an end, for training:
 
-    with Stream(World(seed=1, width=224, height=224), 256, device="cuda", workers=16) as stream:
-        for scenes, images, objects, questions in stream:
-            ...
+    if __name__ == "__main__":  # workers are spawned, and import this file again
+        with Stream(World(seed=1, width=224, height=224), 256, device="cuda", workers=16) as stream:
+            for scenes, images, objects, questions in stream:
+                ...
 """
 
 from __future__ import annotations
 
 import random
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from types import TracebackType
 from typing import Any, NamedTuple, Self, get_args
 
@@ -29,6 +32,7 @@ from macnet.errors import InputError
 from macnet.workers import pool
 
 MIN_WIDTH, MIN_HEIGHT = 24, 16  # smaller, and hardly any scene would count as visible
+MAX_SIDE = 4096  # larger, and one picture would fill the memory
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,10 @@ class World:
             raise InputError(
                 f"--size is {self.width}x{self.height}; it must be at least "
                 f"{MIN_WIDTH}x{MIN_HEIGHT}, or far objects fall between the pixels"
+            )
+        if max(self.width, self.height) > MAX_SIDE:
+            raise InputError(
+                f"--size is {self.width}x{self.height}; neither may be more than {MAX_SIDE}"
             )
         if not 1 <= self.questions_per_image <= FAMILIES:
             raise InputError(
@@ -140,27 +148,38 @@ class Stream:
         self._executor = self._resources.enter_context(pool(workers))
         self._ahead = 2 * workers  # each worker has a block at hand and one to go on with
         self._blocks: deque[_Block] = deque()
-        self._next_block, self._skip = divmod(start, BLOCK)
         self._ready: deque[_Made] = deque()
+        self._rewind()
+        weakref.finalize(self, self._resources.close)  # a program may end without closing it
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Batch:
-        while len(self._ready) < self.images_per_batch:
-            self._ready.extend(self._take_block())
-        self._keep_busy()
-        scenes, questions = [], []
-        for _ in range(self.images_per_batch):
-            scene, asked = self._ready.popleft()
-            scenes.append(scene)
-            questions.append(asked)
+        try:
+            while len(self._ready) < self.images_per_batch:
+                self._ready.extend(self._take_block())
+            self._keep_busy()
+        except BaseException:
+            self._rewind()
+            raise
+        made = list(islice(self._ready, self.images_per_batch))
+        scenes, questions = [scene for scene, _ in made], [asked for _, asked in made]
         world = self.world
         images, objects, _ = render(
             scenes, world.width, world.height, world.quality, self.device, compile=self.compile
         )
+        # Only now: had rendering failed, the next call would give this batch again.
+        for _ in made:
+            self._ready.popleft()
         self.position += self.images_per_batch
         return Batch(scenes, images, objects, questions)
+
+    def _rewind(self) -> None:
+        """Begin again at the position: a block that was interrupted cannot be gone on with."""
+        self._blocks.clear()
+        self._ready.clear()
+        self._next_block, self._skip = divmod(self.position, BLOCK)
 
     def _take_block(self) -> list[_Made]:
         if not self._blocks:
