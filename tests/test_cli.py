@@ -47,6 +47,8 @@ BROKEN_SCENES = {
     "no place": (changed((*FIRST, "3d_coords"), [1, "x"]), "must be three numbers"),
     "no image name": (changed(("scenes", 0, "image_filename")), 'has no "image_filename"'),
     "a path": (changed(("scenes", 0, "image_filename"), "../../x.png"), "image_filename '../../x"),
+    "no picture": (changed(("scenes", 0, "image_filename"), "x.txt"), "image_filename 'x.txt'"),
+    "no name": (changed(("scenes", 0, "image_filename"), "\0.png"), "has the image_filename"),
     "twice": (changed(("scenes",), [RECORD, RECORD]), "the same image_filename"),
     "too many": (
         changed(("scenes", 0, "objects"), RECORD["objects"] * 6),
@@ -180,3 +182,33 @@ def test_an_interruption(
     monkeypatch.setattr("macnet.clevr.pictures.draw_file", interrupt)
     said = complaint(capsys, "render", "scenes.json", "out", code=130)
     assert said == "macnet: stopped; the same command goes on from here"
+
+
+def test_pictures_of_another_size_are_not_mixed(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "scenes.json").write_text(changed(("info",), {}))
+    assert main(["render", "scenes.json", "out", "--size", "48x32", "--quality", "fast"]) == 0
+    (picture,) = (here / "out").iterdir()
+    before = picture.read_bytes()
+    capsys.readouterr()
+    said = complaint(capsys, "render", "scenes.json", "out", "--size", "60x40")
+    assert f"out/{picture.name}: it is there already, but 48x32" in said
+    assert picture.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["render", "scenes.json", "out", "--size", "9000x9000"], "neither may be more than 4096"),
+        (["generate", "out", "--train", "1", "--size", "24x5000"], "neither may be more than 4096"),
+        (["generate", "out", "--train", "1", "--size", "9" * 5000 + "x1"], "two positive numbers"),
+        (["generate", "out", "--train", "1000001"], "1,000,000 images at most"),
+    ],
+)
+def test_what_no_memory_would_hold_is_refused_at_once(
+    arguments: list[str], expected: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "scenes.json").write_text(changed(("info",), {}))
+    assert expected in complaint(capsys, *arguments)
+    assert not (here / "out").exists()

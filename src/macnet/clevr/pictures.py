@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from macnet.clevr.release import read_scenes
-from macnet.clevr.render import render
+from macnet.clevr.render import MAX_SIDE, render
 from macnet.clevr.scene import Scene
 from macnet.disk import whole_file
 from macnet.errors import InputError
@@ -68,6 +68,8 @@ def draw_file(
 
     Returns how many were drawn, and how many there were.
     """
+    if max(width, height) > MAX_SIDE:
+        raise InputError(f"--size is {width}x{height}; neither may be more than {MAX_SIDE}")
     scenes = read_scenes(source)
     out.mkdir(parents=True, exist_ok=True)
     there = {name for name in scenes if (out / name).exists()}

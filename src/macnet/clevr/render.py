@@ -56,6 +56,7 @@ QUALITIES: Mapping[str, Quality] = {
     "fine": Quality(4, whole_bodies=True, shadow_detail=2.0, bounces=2, brushed_rays=8),
 }
 FILTER_WIDTH = 1.5  # of a pixel, in pixels: the release's is a little soft
+MAX_SIDE = 4096  # of a picture: a larger one would fill the memory alone
 RAYS_AT_ONCE = {
     "cpu": 400_000,
     "cuda": 62_000_000,

@@ -26,13 +26,12 @@ from typing import Any, NamedTuple, Self, get_args
 import torch
 
 from macnet.clevr.questions import BLOCK, FAMILIES, Asker, Question
-from macnet.clevr.render import QUALITIES, all_visible, render
+from macnet.clevr.render import MAX_SIDE, QUALITIES, all_visible, render
 from macnet.clevr.scene import Condition, Scene, sample_scenes
 from macnet.errors import InputError
 from macnet.workers import pool
 
 MIN_WIDTH, MIN_HEIGHT = 24, 16  # smaller, and hardly any scene would count as visible
-MAX_SIDE = 4096  # larger, and one picture would fill the memory
 
 
 @dataclass(frozen=True)
