@@ -4,7 +4,7 @@ import pytest
 import torch
 
 
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
-    """Beside other processes, torch's threads mostly wait for each other."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """Before each test and its fixtures: on a busy machine, torch's threads crawl."""
     torch.set_num_threads(1)

@@ -5,23 +5,40 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 
 from macnet.clevr.release import read_scenes
-from macnet.clevr.render import MAX_SIDE, render
+from macnet.clevr.render import refuse_huge, render
 from macnet.clevr.scene import Scene
 from macnet.disk import whole_file
 from macnet.errors import InputError
 from macnet.progress import progress
 from macnet.workers import default_workers, pool
 
+T = TypeVar("T")
+
 # A picture is promised to be the same only in the same company, so scenes are always drawn in
 # the groups they would be drawn in if none had been drawn yet.
 GROUP = 10
+
+
+def in_groups(items: Sequence[T]) -> list[Sequence[T]]:
+    return [items[first : first + GROUP] for first in range(0, len(items), GROUP)]
+
+
+@contextmanager
+def open_picture(path: Path) -> Iterator[Image.Image]:
+    try:
+        with Image.open(path) as image:
+            yield image
+    except (OSError, SyntaxError) as error:  # Pillow's words for a broken PNG
+        raise InputError(f"{path}: it cannot be read as an image ({error})") from None
 
 
 def save_picture(path: Path, image: np.ndarray) -> None:
@@ -68,17 +85,14 @@ def draw_file(
 
     Returns how many were drawn, and how many there were.
     """
-    if max(width, height) > MAX_SIDE:
-        raise InputError(f"--size is {width}x{height}; neither may be more than {MAX_SIDE}")
+    refuse_huge(width, height)
     scenes = read_scenes(source)
     out.mkdir(parents=True, exist_ok=True)
     there = {name for name in scenes if (out / name).exists()}
     for name in there:
         _check_size(out / name, width, height)
-    names = list(scenes)
-    groups = [names[first : first + GROUP] for first in range(0, len(names), GROUP)]
-    groups = [group for group in groups if not there.issuperset(group)]
-    with progress("drawing", "images", len(names), done=len(there)) as advance:
+    groups = [group for group in in_groups(list(scenes)) if not there.issuperset(group)]
+    with progress("drawing", "images", len(scenes), done=len(there)) as advance:
         of_groups = [[scenes[name] for name in group] for group in groups]
         drawn = draw(of_groups, width, height, quality, device)
         for group, pictures in zip(groups, drawn, strict=True):
@@ -86,15 +100,12 @@ def draw_file(
                 if name not in there:
                     save_picture(out / name, picture)
                     advance(1)
-    return len(names) - len(there), len(there)
+    return len(scenes) - len(there), len(there)
 
 
 def _check_size(path: Path, width: int, height: int) -> None:
-    try:
-        with Image.open(path) as image:
-            size = image.size
-    except (OSError, SyntaxError) as error:  # Pillow's words for a broken PNG
-        raise InputError(f"{path}: it cannot be read as an image ({error})") from None
+    with open_picture(path) as image:
+        size = image.size
     if size != (width, height):
         raise InputError(
             f"{path}: it is there already, but {size[0]}x{size[1]}; give another folder"

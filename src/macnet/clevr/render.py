@@ -29,6 +29,7 @@ from macnet.clevr.shapes import (
 )
 from macnet.clevr.surface import Hits, Stage, ground, pack_stage, shine
 from macnet.clevr.vector import Vec, at, pick, unit
+from macnet.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,11 @@ class Rendering(NamedTuple):
     """(s, h, w) int8: which object each pixel's middle shows; −1 is the ground."""
     visible: Tensor
     """(s, 10) int32: how many pixels each object shows."""
+
+
+def refuse_huge(width: int, height: int) -> None:
+    if max(width, height) > MAX_SIDE:
+        raise InputError(f"--size is {width}x{height}; neither may be more than {MAX_SIDE}")
 
 
 @torch.no_grad()  # one mode, or everything would be compiled once for each

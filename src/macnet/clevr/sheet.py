@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from macnet.clevr.pictures import GROUP, draw
+from macnet.clevr.pictures import draw, in_groups, open_picture
 from macnet.clevr.release import (
     images_folder,
     is_secret,
@@ -131,8 +131,7 @@ def compare(
     measured: dict[str, float] = {}
     rows: list[tuple[str, list[np.ndarray]]] = []
     with progress("comparing", "images", len(scenes)) as advance:
-        in_order = list(scenes.values())
-        groups = [in_order[first : first + GROUP] for first in range(0, len(in_order), GROUP)]
+        groups = in_groups(list(scenes.values()))
         pictures = chain.from_iterable(draw(groups, width, height, quality, device))
         for name, ours in zip(scenes, pictures, strict=True):
             original = _open(images / name)
@@ -176,11 +175,8 @@ def _font() -> ImageFont.FreeTypeFont:
 
 def _open(path: Path) -> np.ndarray:
     """(H, W, 3) uint8."""
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, SyntaxError) as error:  # Pillow's words for a broken PNG
-        raise InputError(f"{path}: it cannot be read as an image ({error})") from None
+    with open_picture(path) as image:
+        return np.asarray(image.convert("RGB"))
 
 
 def _check_png(out: Path) -> None:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Self, get_args
 import torch
 
 from macnet.clevr.questions import BLOCK, FAMILIES, Asker, Question
-from macnet.clevr.render import MAX_SIDE, QUALITIES, all_visible, render
+from macnet.clevr.render import QUALITIES, all_visible, refuse_huge, render
 from macnet.clevr.scene import Condition, Scene, sample_scenes
 from macnet.errors import InputError
 from macnet.workers import pool
@@ -51,10 +51,7 @@ class World:
                 f"--size is {self.width}x{self.height}; it must be at least "
                 f"{MIN_WIDTH}x{MIN_HEIGHT}, or far objects fall between the pixels"
             )
-        if max(self.width, self.height) > MAX_SIDE:
-            raise InputError(
-                f"--size is {self.width}x{self.height}; neither may be more than {MAX_SIDE}"
-            )
+        refuse_huge(self.width, self.height)
         if not 1 <= self.questions_per_image <= FAMILIES:
             raise InputError(
                 f"--questions-per-image is {self.questions_per_image}; it must lie between 1 and "
