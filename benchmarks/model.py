@@ -1,0 +1,228 @@
+"""Questions per second of the network: as it runs, and by the equations as printed, in one run.
+
+    python benchmarks/model.py --out results/model_speed_h200.json      # on a GPU: training steps
+    python benchmarks/model.py --device cpu --out results/model_speed_cpu.json   # inference
+
+A training step is all of it: image trunk on 1024×14×14 features, question encoder, p steps, output,
+loss, backward pass, clipping, Adam and the moving average of the weights, in bfloat16 where
+autocast wants it. It is captured in a CUDA graph, as training will do. The questions have the
+lengths of real ones and are padded to the longest CLEVR has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from macnet.models.config import MACConfig
+from macnet.models.mac import MACNetwork
+from macnet.models.presets import preset
+from record import keep
+
+VOCABULARY, ANSWERS = 90, 28
+LONGEST = 46  # words of the longest question in CLEVR
+# What the H200 was seen to do: 8192³ products of random bfloat16, see shared notes.
+PEAK = 788e12
+
+
+def data(
+    images: int, questions: int, device: str, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Features, questions of real lengths, answers."""
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(images, 1024, 14, 14, generator=generator).relu_()
+    count = images * questions
+    # Lengths are near normal: mean 19.6, deviation 9, as in CLEVR.
+    lengths = (19.6 + 9 * torch.randn(count, generator=generator)).round().clamp(5, LONGEST)
+    tokens = torch.randint(1, VOCABULARY, (count, LONGEST), generator=generator)
+    tokens[torch.arange(LONGEST) >= lengths[:, None]] = 0
+    answers = torch.randint(0, ANSWERS, (count,), generator=generator)
+    return features.to(device, dtype), tokens.to(device), answers.to(device)
+
+
+def training_step(
+    network: MACNetwork, answer: Callable[[Tensor, Tensor], Tensor], batch: tuple[Tensor, ...]
+) -> Callable[[], Tensor]:
+    """One optimisation step on a fixed batch."""
+    features, tokens, answers = batch
+    weights = list(network.parameters())
+    adam = torch.optim.Adam(weights, lr=1e-4, fused=True, capturable=True)
+    average = [weight.detach().clone() for weight in weights]
+
+    def step() -> Tensor:
+        adam.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = nn.functional.cross_entropy(answer(features, tokens), answers)
+        loss.backward()
+        nn.utils.clip_grad_norm_(weights, 8.0)
+        adam.step()
+        torch._foreach_lerp_(average, [weight.detach() for weight in weights], 0.001)
+        return loss
+
+    return step
+
+
+def captured(step: Callable[[], Tensor]) -> Callable[[], None]:
+    """The step as a CUDA graph."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def gpu_milliseconds(run: Callable[[], object], repeats: int) -> float:
+    """Median over `repeats`, after as many to warm up."""
+    times = []
+    for _ in range(2 * repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return statistics.median(times[repeats:])
+
+
+KINDS = {  # of kernels, by what their names contain; the first that fits counts
+    "LSTM": ("_step",),
+    "attention": ("_attention",),
+    "optimiser": ("multi_tensor", "FusedAdam", "foreach"),
+    "convolution": ("xmma_fprop", "xmma_wgrad", "xmma_dgrad", "cudnn", "conv", "implicit"),
+    "interaction": ("_meet", "_activate", "_judge"),
+    "products": ("gemm", "nvjet", "cublas", "cutlass", "splitK"),
+}
+
+
+def where_time_goes(run: Callable[[], object], names: Path | None) -> dict[str, float]:
+    """Milliseconds of kernels in a step, by kind. Kernels may overlap."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(5):
+            run()
+        torch.cuda.synchronize()
+    spent: Counter[str] = Counter()
+    lines = []
+    for event in profiler.key_averages():
+        kind = next(
+            (kind for kind, parts in KINDS.items() if any(part in event.key for part in parts)),
+            "elementwise and the rest",
+        )
+        spent[kind] += event.self_device_time_total / 5e3
+        lines.append((event.self_device_time_total / 5e3, event.count // 5, event.key[:150]))
+    if names:
+        names.write_text("\n".join(f"{t:.4f} ms {n:5d} × {k}" for t, n, k in sorted(lines)[::-1]))
+    return {kind: round(ms, 3) for kind, ms in spent.most_common() if ms > 0.0005}
+
+
+def floor_milliseconds(config: MACConfig, images: int, questions: int) -> float:
+    """The products that a training step cannot do without, at the peak rate of the chip."""
+    d, p, b = config.d, config.p, images * questions
+    cells, words = images * 196, b * LONGEST
+    trunk = cells * 9 * (2 * 1024 * d + 3 * d * d)  # features need no gradient
+    units = d if config.lstm == "d" else d // 2
+    lstm = 3 * words * 2 * 4 * units * (config.embedding + units)
+    read = 2 * b * 196 * d + b * 4 * d * d  # folded: attention, and a handful of d×d
+    if config.read == "reference":
+        read = b * 196 * 2 * d * d + cells * 2 * d * d
+    core = 3 * p * (read + b * 5 * d * d + 2 * b * LONGEST * d)
+    return 2 * (trunk + lstm + core) / PEAK * 1e3
+
+
+def on_gpu(
+    names: list[str], images: int, questions: int, d: int, p: int, logs: Path | None
+) -> dict:
+    """Training."""
+    found = {}
+    count = images * questions
+    for name in names:
+        config = preset(name, d=d, p=p)
+        batch = data(images, questions, "cuda", torch.bfloat16)
+        network = MACNetwork(config, vocabulary=VOCABULARY, answers=ANSWERS).cuda()
+        literal = gpu_milliseconds(training_step(network, network.literal, batch), 5)
+        step = training_step(network, network, batch)
+        torch.cuda.reset_peak_memory_stats()
+        eager = gpu_milliseconds(step, 10)
+        replay = captured(step)
+        fast = gpu_milliseconds(replay, 50)
+        floor = floor_milliseconds(config, images, questions)
+        found[name] = {
+            "questions_per_second": round(count / fast * 1e3),
+            "milliseconds": round(fast, 3),
+            "milliseconds_without_graph": round(eager, 2),
+            "literal_eager_questions_per_second": round(count / literal * 1e3),
+            "literal_eager_milliseconds": round(literal, 1),
+            "times_the_literal": round(literal / fast, 1),
+            "floor_milliseconds": round(floor, 2),
+            "times_the_floor": round(fast / floor, 2),
+            "memory_gigabytes": round(torch.cuda.max_memory_allocated() / 1e9, 2),
+            "milliseconds_of_kernels": where_time_goes(
+                replay, logs and logs / f"kernels_{name}.txt"
+            ),
+        }
+        print(name, found[name], flush=True)
+        del network, step, replay
+        torch.cuda.empty_cache()
+    return found
+
+
+def on_cpu(names: list[str], images: int, questions: int, d: int, p: int) -> dict:
+    """Inference; the literal form has the same trunk, once per image, to its advantage."""
+    found = {}
+    for name in names:
+        network = MACNetwork(preset(name, d=d, p=p), vocabulary=VOCABULARY, answers=ANSWERS).eval()
+        features, tokens, _ = data(images, questions, "cpu", torch.float32)
+        seconds = {}
+        with torch.inference_mode():
+            for form, answer in ("fast", network), ("literal", network.literal):
+                times = []
+                for _ in range(4):
+                    start = time.perf_counter()
+                    answer(features, tokens)
+                    times.append(time.perf_counter() - start)
+                seconds[form] = min(times)
+        count = images * questions
+        found[name] = {
+            "questions_per_second": round(count / seconds["fast"], 1),
+            "literal_questions_per_second": round(count / seconds["literal"], 1),
+            "times_the_literal": round(seconds["literal"] / seconds["fast"], 1),
+        }
+        print(name, found[name], flush=True)
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--presets", nargs="+", default=["paper", "reference"])
+    parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--questions", type=int, default=10, help="of each image")
+    parser.add_argument("--d", type=int, default=512)
+    parser.add_argument("--p", type=int, default=12)
+    parser.add_argument("--logs", type=Path, help="folder for the list of kernels")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    size = (args.presets, args.images, args.questions, args.d, args.p)
+    torch.manual_seed(0)
+    numbers = on_cpu(*size) if args.device == "cpu" else on_gpu(*size, args.logs)
+    what = "inference" if args.device == "cpu" else "training"
+    keep(
+        args.out,
+        f"questions/s of {what}, d={args.d}, p={args.p}, {args.images} images × {args.questions}",
+        longest_question=LONGEST,
+        **numbers,
+    )

@@ -1,0 +1,1 @@
+"""Networks that answer questions about a knowledge base, step by step."""

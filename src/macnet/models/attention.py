@@ -1,0 +1,59 @@
+"""Soft attention of G queries over each of N sets of L elements, forwards and backwards.
+
+Keys and values are the same elements, as in the control unit (words) and in the folded read unit
+(the knowledge base). On a GPU both directions are one Triton kernel each; elsewhere plain products.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+import torch
+from torch import Tensor
+
+MAX_ELEMENTS = 1024  # what one block of the kernel holds
+
+
+def attend(z: Tensor, elements: Tensor, is_pad: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Queries z (N·G, d), elements (N, L, d) → sums (N·G, d), weights (N·G, L)."""
+    n, size, _ = elements.shape
+    if _has_kernel(elements):
+        from macnet.models.attention_kernel import launch
+
+        return launch(z, elements, is_pad)
+    logits = z.view(n, -1, z.shape[-1]) @ elements.transpose(1, 2)  # (N, G, L)
+    if is_pad is not None:
+        logits = logits.masked_fill(is_pad[:, None], -torch.inf)
+    weights = logits.softmax(-1)
+    return (weights @ elements).view_as(z), weights.view(-1, size)
+
+
+def attend_backward(
+    dsums: Tensor, weights: Tensor, elements: Tensor, is_pad: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Gradients of the sums (N·G, d) → of the queries (N·G, d) and of the logits (N·G, L)."""
+    n, size, d = elements.shape
+    if _has_kernel(elements):
+        from macnet.models.attention_kernel import launch
+
+        return launch(dsums, elements, is_pad, weights)
+    weights = weights.view(n, -1, size)
+    dweights = dsums.reshape(n, -1, d) @ elements.transpose(1, 2)  # (N, G, L)
+    dlogits = weights * (dweights - (weights * dweights).sum(-1, keepdim=True))
+    return (dlogits @ elements).view(-1, d), dlogits.view(-1, size)
+
+
+def _has_kernel(elements: Tensor) -> bool:
+    return elements.shape[1] <= MAX_ELEMENTS and takes_kernels(elements)
+
+
+def takes_kernels(x: Tensor) -> bool:
+    """Whether products with x run on tensor cores and Triton is there to write them with."""
+    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and _triton_is_there()
+
+
+@functools.cache
+def _triton_is_there() -> bool:
+    """Torch for CUDA brings it along, but not on every platform."""
+    return importlib.util.find_spec("triton") is not None

@@ -1,0 +1,195 @@
+"""What a MAC network is made of. A variant is a value of this class, never a branch in a unit.
+
+Where the paper's equations and the authors' published code differ, the choice has a field, and the
+two forms are called "paper" and "reference". `docs/model.md` has the table.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Literal, get_args, get_type_hints
+
+from macnet.errors import InputError
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropout:
+    """The share of values dropped, by place; the defaults are the paper's 0.15 everywhere.
+
+    A held mask is drawn once per question and kept for all its words or steps (variational
+    dropout); a fresh one is drawn at every use.
+    """
+
+    words: float = 0.15
+    """Word embeddings."""
+    hold_words: bool = True
+    """One mask for all the words of a question."""
+    question: float = 0.15
+    """The question vector q, once: every use sees the same one."""
+    image: float = 0.15
+    """The input of each convolution that makes the knowledge base; fresh."""
+    control: float = 0.15
+    """c_i where it enters the read unit (r3.1); held."""
+    memory: float = 0.15
+    """m_{i-1} where it enters the read unit (r1); held."""
+    memory_again: float = 0.0
+    """The same, a second and fresh mask on top."""
+    knowledge: float = 0.0
+    """K where it enters r1 and r2, fresh at every step; needs the reference's read unit."""
+    interaction: float = 0.0
+    """The d-vector of each element before its logit (r3.1), fresh; the reference's read unit."""
+    output: float = 0.15
+    """The input of each layer of the classifier; fresh."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "hold_words":
+                if type(value) is not bool:
+                    raise InputError(f"dropout.hold_words is {value!r}; choose True or False")
+            elif not (_is_number(value) and 0 <= value < 1):
+                raise InputError(
+                    f"dropout.{field.name} is {value!r}; it must be a number from 0 to below 1"
+                )
+
+
+NO_DROPOUT = Dropout(words=0, question=0, image=0, control=0, memory=0, output=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MACConfig:
+    """A MAC network; the defaults are the paper's equations with the basic write unit."""
+
+    d: int = 512
+    """d: the dimension of control, memory and knowledge base."""
+    p: int = 12
+    """p: the number of reasoning steps."""
+
+    image: Literal["features", "pixels"] = "features"
+    """What is looked at: features such as ResNet-101's conv4 (1024×14×14), or the pixels."""
+    channels: int = 1024
+    """How many channels features have; pixels have three."""
+    coordinates: bool = False
+    """Tell the image trunk where each place lies."""
+
+    embedding: int = 300
+    """The dimension of word vectors."""
+    embedding_low: float = 0.0
+    """Word vectors start uniform between this and 1."""
+    lstm: Literal["d", "d/2"] = "d"
+    """Units per direction. With d, q has 2d numbers and contextual words are projected to d."""
+    attend: Literal["contextual words", "word vectors", "nothing"] = "contextual words"
+    """What the control is cast onto (c2): with nothing, c_i = cq_i."""
+
+    control: Literal["paper", "reference", "reference-recurrent", "question", "none"] = "paper"
+    """How cq_i is made (c1); with "question" c_i is q_i itself, with "none" it is all ones."""
+    c0: Literal["learned", "question"] = "learned"
+    """The control before the first step."""
+
+    read: Literal["paper", "reference"] = "paper"
+    """Equations r1–r3.3, or the authors' two-layer form of r2 and r3.1."""
+    direct_knowledge: bool = True
+    """Whether r2 sees the element k beside the interaction I."""
+
+    write: Literal["linear", "projected", "retrieved"] = "linear"
+    """m_i^info: W[r, m] + b (w1), W r + b, or r."""
+    optional_steps: Literal["paper", "reference"] = "paper"
+    """Whose self-attention (w2) and memory gate (w3) are meant, where they are used."""
+    self_attention: bool = False
+    """Whether a step may recall the memories of earlier ones (w2)."""
+    gate: bool = False
+    """Whether a step may be skipped (w3)."""
+    gate_bias: float | None = None
+    """Where the gate starts, as in table 2: at 1, the default, it favours new memory, at −1 old."""
+
+    separate: bool = True
+    """Whether control and memory are two states."""
+    share_weights: bool = True
+    """Whether the p steps have the same weights."""
+
+    output: Literal["paper", "reference"] = "paper"
+    """Whether the classifier sees q as it is or, as in the reference, projected to d."""
+    output_question: bool = True
+    """Whether the classifier sees the question at all."""
+
+    dropout: Dropout = Dropout()
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            value, choices = getattr(self, name), get_args(hint)
+            if hint is int and not (type(value) is int and value >= 1):
+                raise InputError(f"{name} is {value!r}; it must be a whole number from 1")
+            if hint is bool and type(value) is not bool:
+                raise InputError(f"{name} is {value!r}; choose True or False")
+            if choices and name != "gate_bias" and value not in choices:
+                raise InputError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+        if not _is_number(self.embedding_low) or self.embedding_low >= 1:
+            raise InputError(
+                f"embedding_low is {self.embedding_low!r}; it must be a number below 1"
+            )
+        if self.gate_bias is not None and not _is_number(self.gate_bias):
+            raise InputError(f"gate_bias is {self.gate_bias!r}; it must be a number")
+        if type(self.dropout) is not Dropout:
+            raise InputError(f"dropout is {self.dropout!r}; choose a Dropout, with a rate by place")
+        self._refuse_contradictions()
+
+    @property
+    def learns_c0(self) -> bool:
+        """Whether c_0 is a parameter: where no unit looks at it, it is none."""
+        recurrent = self.control in ("paper", "reference-recurrent")
+        recalled = self.self_attention and self.optional_steps == "reference"
+        return self.separate and self.c0 == "learned" and (recurrent or recalled)
+
+    def _refuse_contradictions(self) -> None:
+        if self.lstm == "d/2" and self.d % 2:
+            raise InputError(
+                f"d is {self.d}; a biLSTM of d/2 units per direction needs an even d, "
+                'or choose lstm "d"'
+            )
+        if self.gate_bias is not None and not self.gate:
+            raise InputError(
+                f"gate_bias is {self.gate_bias} but gate is False; choose gate True or no gate_bias"
+            )
+        if self.c0 == "question" and self.lstm == "d":
+            raise InputError(
+                'c0 is "question" but lstm is "d", which makes q twice as long as a control; '
+                'choose c0 "learned" or lstm "d/2"'
+            )
+        if self.control in ("question", "none") and self.attend != "nothing":
+            raise InputError(
+                f"attend is {self.attend!r} but control is {self.control!r}, which asks no words; "
+                'choose attend "nothing", or control paper, reference or reference-recurrent'
+            )
+        if self.read == "paper" and (self.dropout.knowledge or self.dropout.interaction):
+            raise InputError(
+                f"dropout.knowledge is {self.dropout.knowledge} and dropout.interaction "
+                f"{self.dropout.interaction} but read is 'paper', which folds both away; "
+                "choose 0 for them, or read reference"
+            )
+        if not self.separate:
+            for name, only in SINGLE_STATE.items():
+                if getattr(self, name) not in only:
+                    raise InputError(
+                        f"{name} is {getattr(self, name)!r} but separate is False, and one state "
+                        f"for both has no such thing; choose separate True, or for {name} "
+                        + " or ".join(map(str, only))
+                    )
+        if self.control == "none" and not self.output_question:
+            raise InputError(
+                'control is "none" but output_question is False, so that no question is heard; '
+                "choose output_question True, or another control"
+            )
+
+
+SINGLE_STATE: dict[str, tuple[str | bool, ...]] = {
+    "control": ("paper", "reference", "reference-recurrent"),
+    "write": ("linear",),
+    "self_attention": (False,),
+    "gate": (False,),
+}
+"""What remains to choose where control and memory are one."""

@@ -1,0 +1,165 @@
+"""The input unit (Section 2.1): questions become words and a vector, images a knowledge base."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from macnet.errors import InputError
+from macnet.models.config import MACConfig
+from macnet.models.layers import drop, held_mask, linear, working_dtype
+from macnet.models.lstm import BiLSTM
+from macnet.models.repeated import over_many
+
+PAD = 0
+"""The token that fills up short questions."""
+SMALL_TABLE = 512
+"""Up to so many words are looked up by a product."""
+
+
+class Question(NamedTuple):
+    """What is known of B questions, padded to S words."""
+
+    q: Tensor  # (B, 2d) or (B, d): the question as a whole
+    words: Tensor  # (B, S, d): each word in its context
+    is_pad: Tensor  # (B, S)
+
+
+class Knowledge(NamedTuple):
+    """N knowledge bases of up to L elements, and at least one; an image's are its places."""
+
+    elements: Tensor  # K: (N, L, d)
+    is_pad: Tensor | None = None  # (N, L), where the bases differ in size
+
+
+def question_size(config: MACConfig) -> int:
+    """How many numbers q has."""
+    return 2 * config.d if config.lstm == "d" else config.d
+
+
+class QuestionEncoder(nn.Module):
+    """Words → embeddings → biLSTM → contextual words cw_s and question vector q."""
+
+    def __init__(self, config: MACConfig, vocabulary: int) -> None:
+        super().__init__()
+        self.dropout = config.dropout
+        self.embedding = nn.Embedding(vocabulary, config.embedding, padding_idx=PAD)
+        nn.init.uniform_(self.embedding.weight, config.embedding_low, 1)
+        with torch.no_grad():
+            self.embedding.weight[PAD] = 0
+        q = question_size(config)
+        self.lstm = BiLSTM(config.embedding, q // 2)
+        self.over_vectors = config.attend == "word vectors"
+        width = config.embedding if self.over_vectors else q
+        # Words must have d numbers to meet a control; where nothing attends to them, they need not.
+        fits = width == config.d or config.attend == "nothing"
+        self.project = None if fits else linear(width, config.d)
+
+    def forward(self, tokens: Tensor) -> Question:
+        # tokens: (B, S), whole numbers
+        position = torch.arange(tokens.shape[1], device=tokens.device)
+        # A question ends with its last word, or after one empty word if there is none.
+        lengths = ((tokens != PAD) * (position + 1)).amax(1).clamp(min=1)
+        is_pad = position >= lengths[:, None]
+        vectors = look_up(self.embedding.weight, tokens)  # (B, S, embedding)
+        if self.dropout.hold_words:
+            mask = held_mask(vectors[:, :1], self.dropout.words, self.training)
+            vectors = drop(vectors, mask)
+        else:
+            vectors = F.dropout(vectors, self.dropout.words, self.training)
+        states, q = self.lstm(vectors, lengths)  # (B, S, 2u), (B, 2u): [forwards, backwards]
+        q = F.dropout(q, self.dropout.question, self.training)
+        words = vectors if self.over_vectors else states
+        return Question(
+            q, words if self.project is None else over_many(self.project, words), is_pad
+        )
+
+
+def look_up(table: Tensor, tokens: Tensor) -> Tensor:
+    """Each token's row of the table, but zeros for PAD, and no gradient."""
+    if len(table) > SMALL_TABLE or not table.is_cuda:
+        return F.embedding(tokens, table, padding_idx=PAD)
+    # A lookup's gradient is a sort and a scatter; a product with few words is faster.
+    one_hot = tokens[..., None] == torch.arange(len(table), device=table.device)
+    dtype = working_dtype(table)
+    one_hot[..., PAD] = False
+    return one_hot.to(dtype) @ table.to(dtype)
+
+
+class FeatureTrunk(nn.Module):
+    """Feature maps (N, channels, H, W) → K, through two 3×3 convolutions with d channels."""
+
+    def __init__(self, config: MACConfig, channels: int | None = None) -> None:
+        super().__init__()
+        self.channels = channels or config.channels
+        self.rate = config.dropout.image
+        self.coordinates = config.coordinates
+        self.first = _convolution(self.channels + 2 * config.coordinates, config.d)
+        self.second = _convolution(config.d, config.d)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, maps: Tensor) -> Knowledge:
+        if maps.dim() != 4 or maps.shape[1] != self.channels:
+            raise InputError(
+                f"features are {tuple(maps.shape)}; they must be (images, {self.channels}, height, "
+                "width), or set channels"
+            )
+        # Channels last is how tensor cores read an image, and makes K below a view.
+        maps = maps.to(working_dtype(self.first.weight), memory_format=torch.channels_last)
+        if self.coordinates:
+            maps = torch.cat([maps, _coordinates(maps)], 1)
+        for convolution in (self.first, self.second):
+            maps = F.elu(convolution(F.dropout(maps, self.rate, self.training)))
+        return Knowledge(maps.flatten(2).transpose(1, 2))  # (N, d, H, W) → (N, L, d)
+
+
+class PixelTrunk(nn.Module):
+    """Pictures (N, H, W, 3), bytes → K at an eighth of their size, learned with the rest.
+
+    Three strided convolutions make the feature maps that ResNet would have made.
+    """
+
+    WIDTHS = (64, 128, 256)
+
+    def __init__(self, config: MACConfig) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for inputs, outputs in zip((3, *self.WIDTHS), self.WIDTHS, strict=False):
+            layers += [_convolution(inputs, outputs, stride=2), nn.BatchNorm2d(outputs), nn.ELU()]
+        self.features = nn.Sequential(*layers)
+        self.trunk = FeatureTrunk(config, self.WIDTHS[-1])
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, pictures: Tensor) -> Knowledge:
+        if pictures.dim() != 4 or pictures.shape[3] != 3:
+            raise InputError(
+                f"pictures are {tuple(pictures.shape)}; they must be (images, height, width, 3)"
+            )
+        pixels = pictures.permute(0, 3, 1, 2).to(working_dtype(self.trunk.first.weight))
+        knowledge: Knowledge = self.trunk(self.features(pixels / 127.5 - 1))
+        return knowledge
+
+
+TRUNKS: dict[str, type[FeatureTrunk] | type[PixelTrunk]] = {
+    "features": FeatureTrunk,
+    "pixels": PixelTrunk,
+}
+
+
+def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
+    layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1)
+    nn.init.xavier_uniform_(layer.weight)
+    assert layer.bias is not None
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _coordinates(maps: Tensor) -> Tensor:
+    """Where each place lies, from −1 to 1: (N, 2, H, W)."""
+    n, _, height, width = maps.shape
+    y = torch.linspace(-1, 1, height, device=maps.device, dtype=maps.dtype)
+    x = torch.linspace(-1, 1, width, device=maps.device, dtype=maps.dtype)
+    return torch.stack(torch.meshgrid(y, x, indexing="ij")).expand(n, 2, height, width)

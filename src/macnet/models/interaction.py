@@ -1,0 +1,36 @@
+"""The heart of the reference's read unit: from memory, control and element to a logit.
+
+For each of G questions to each of N images with L elements, three d-vectors meet, pass two layers,
+and become one number. Nothing else in the network is as large: N·G·L vectors at every step. On a
+GPU the two products are cuBLAS's, and all that lies before, between and after them is one Triton
+kernel each, forwards and backwards; elsewhere it is plain torch.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from macnet.models.attention import takes_kernels
+
+
+def interact(
+    m: Tensor,
+    c: Tensor,
+    k: Tensor,
+    direct: Tensor,
+    hidden: Tensor,
+    combine: Tensor,
+    bias: Tensor,
+    score: Tensor,
+    rate: float,
+) -> Tensor:
+    """score · dropout(ELU(c ⊙ (combine · ELU(hidden · (m ⊙ k) + direct) + bias))): (N, G, L)."""
+    # m, c: (N, G, d)   k, direct: (N, L, d)   hidden, combine: (d, d)   bias, score: (d)
+    if takes_kernels(k) and k.shape[-1] in (128, 256, 512, 1024):
+        from macnet.models.interaction_kernel import interact as fused
+
+        return fused(m, c, k, direct, hidden, combine, bias, score, rate)
+    x = F.elu(F.linear(m[:, :, None] * k[:, None], hidden) + direct[:, None])  # (N, G, L, d)
+    x = F.elu(c[:, :, None] * F.linear(x, combine, bias))
+    return F.dropout(x, rate) @ score

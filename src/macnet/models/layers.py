@@ -1,0 +1,80 @@
+"""The few layers every unit is built from, initialised as the authors' code does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+
+def linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
+    """W x + b with Glorot-uniform W and zero b."""
+    layer = nn.Linear(inputs, outputs, bias=bias)
+    nn.init.xavier_uniform_(layer.weight)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+def scores(d: int) -> nn.Linear:
+    """W^{1×d} before a softmax: its bias would add the same to every logit, so it has none."""
+    layer = nn.Linear(d, 1, bias=False)
+    bound = math.sqrt(6 / (d + d))  # TensorFlow's Glorot for a vector takes d as both its sizes
+    nn.init.uniform_(layer.weight, -bound, bound)
+    return layer
+
+
+class PerStepLinear(nn.Module):
+    """W_i x + b_i for each step i, in one product."""
+
+    def __init__(self, steps: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(steps, outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(steps, outputs))
+        for weight in self.weight:
+            nn.init.xavier_uniform_(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        # x: (B, in) → (steps, B, out)
+        x = x.expand(len(self.weight), -1, -1)
+        return torch.baddbmm(self.bias[:, None], x, self.weight.transpose(1, 2))
+
+
+def held_mask(x: Tensor, rate: float, training: bool) -> Tensor | None:
+    """A dropout mask like x, to be kept over words or steps (Gal and Ghahramani, 2016)."""
+    if not training or rate == 0:
+        return None
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device).bernoulli_(1 - rate).div_(1 - rate)
+
+
+def drop(x: Tensor, mask: Tensor | None) -> Tensor:
+    return x if mask is None else x * mask
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """In which precision products with x are taken: autocast's, where that is on."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+@contextmanager
+def beside(x: Tensor) -> Iterator[Callable[[Tensor], None]]:
+    """Within, work on a GPU runs beside what follows, until that waits for its result.
+
+    Autograd does likewise in the backward pass, and a CUDA graph keeps the two branches.
+    """
+    if not x.is_cuda:
+        yield lambda result: None
+        return
+    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    side.wait_stream(here)
+
+    def wait(result: Tensor) -> None:
+        here.wait_stream(side)
+        result.record_stream(here)  # its memory is not to be used again before
+
+    with torch.cuda.stream(side):
+        yield wait

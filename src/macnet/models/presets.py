@@ -1,0 +1,99 @@
+"""The networks that have a name: the paper's, the authors' code's, and the rows of table 2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from macnet.errors import InputError
+from macnet.models.config import Dropout, MACConfig
+
+PAPER = MACConfig()
+"""The equations of Section 2 as printed, with the basic write unit."""
+
+REFERENCE = MACConfig(
+    embedding_low=-1.0,
+    lstm="d/2",
+    control="reference",
+    c0="question",
+    read="reference",
+    optional_steps="reference",
+    output="reference",
+    dropout=Dropout(
+        words=0.15,
+        hold_words=False,
+        question=0.08,
+        image=0.18,
+        control=0.0,
+        memory=0.15,
+        memory_again=0.15,
+        knowledge=0.15,
+        interaction=0.15,
+        output=0.15,
+    ),
+)
+"""The authors' published code as its first configuration has it (args.txt)."""
+
+REFERENCE_RECURRENT = replace(REFERENCE, control="reference-recurrent", c0="learned")
+"""The same with a recurrent control (args1.txt)."""
+
+PRESETS: Mapping[str, MACConfig] = {
+    "paper": PAPER,
+    "reference": REFERENCE,
+    "reference-recurrent": REFERENCE_RECURRENT,
+}
+
+TABLE_2: Mapping[str, Mapping[str, Any]] = {
+    "MAC": {},
+    "state dimension 256": {"d": 256},
+    "state dimension 128": {"d": 128},
+    "unshared weights": {"share_weights": False},
+    "attention over word vectors": {"attend": "word vectors"},
+    "w/o word-attention": {"attend": "nothing"},
+    "question vector as control": {"control": "question", "attend": "nothing"},
+    "w/o control": {"control": "none", "attend": "nothing"},
+    "w/o memory-control separation": {"separate": False},
+    "w/o direct KB elements": {"direct_knowledge": False},
+    "retrieved → memory": {"write": "retrieved"},
+    "W · retrieved + b → memory": {"write": "projected"},
+    "only memory gate": {"write": "retrieved", "gate": True},
+    "w/ self-attention": {"self_attention": True},
+    "w/ memory gate": {"gate": True},
+    "w/ self-attention and memory gate": {"self_attention": True, "gate": True},
+    "gate bias 0": {"gate": True, "gate_bias": 0.0},
+    "gate bias 1": {"gate": True, "gate_bias": 1.0},
+    "gate bias −1": {"gate": True, "gate_bias": -1.0},
+    "prediction w/o question": {"output_question": False},
+}
+"""What each row of table 2 changes, by the paper's labels."""
+
+
+def preset(name: str, **changes: Any) -> MACConfig:
+    """The configuration of that name, with changes to its fields: preset("paper", p=4)."""
+    if str(name) not in PRESETS:
+        raise InputError(f"preset is {name!r}; choose one of {', '.join(PRESETS)}")
+    return _changed(PRESETS[name], changes)
+
+
+def ablation(row: str, base: str = "paper", **changes: Any) -> MACConfig:
+    """A row of table 2 by its label, as a change to a preset: ablation("w/ memory gate", p=4).
+
+    A keyboard's -, -> and * do for the −, → and · of the labels.
+    """
+    rows = {_typed(label): change for label, change in TABLE_2.items()}
+    if _typed(row) not in rows:
+        raise InputError(f"row is {row!r}; choose one of {', '.join(TABLE_2)}")
+    return _changed(preset(base), {**rows[_typed(row)], **changes})
+
+
+def _typed(label: str) -> str:
+    return str(label).replace("−", "-").replace("→", "->").replace("·", "*")
+
+
+def _changed(config: MACConfig, changes: Mapping[str, Any]) -> MACConfig:
+    unknown = sorted(set(changes) - set(config.__dataclass_fields__))
+    if unknown:
+        fields = ", ".join(config.__dataclass_fields__)
+        raise InputError(f"there is no field {unknown[0]!r}; choose among {fields}")
+    return replace(config, **changes)

@@ -1,0 +1,228 @@
+"""The input unit: words and pixels, against loops; padding, dropout, and where it starts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from macnet.errors import InputError
+from macnet.models.config import NO_DROPOUT
+from macnet.models.encoders import (
+    PAD,
+    FeatureTrunk,
+    PixelTrunk,
+    QuestionEncoder,
+    question_size,
+)
+from macnet.models.presets import preset
+from transcription import (
+    assert_close,
+    assert_same,
+    convolve,
+    elu,
+    encode,
+    look,
+    scrambled,
+    small,
+    weights_of,
+)
+
+QUESTIONS = torch.tensor([[3, 1, 4, 1, 5], [2, 6, PAD, PAD, PAD], [7, PAD, PAD, PAD, PAD]])
+LENGTHS = [5, 2, 1]
+
+# --- The question ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("base", ["paper", "reference"])
+@pytest.mark.parametrize("attend", ["contextual words", "word vectors", "nothing"])
+@pytest.mark.parametrize("embedding", [5, 6])  # as wide as d or not
+def test_the_question_encoder_is_its_loops(base: str, attend: str, embedding: int) -> None:
+    config = small(base=base, attend=attend, embedding=embedding)
+    encoder = scrambled(QuestionEncoder(config, vocabulary=9)).eval()
+    q, words, is_pad = encoder(QUESTIONS)
+    assert torch.equal(is_pad, QUESTIONS == PAD)
+    assert q.shape == (3, question_size(config))
+    found, wanted = [], []
+    for b, length in enumerate(LENGTHS):
+        found += [q[b], *words[b, :length]]
+        one_q, one_words = encode(config, encoder, QUESTIONS[b, :length].tolist())
+        wanted += [one_q, *one_words]
+    assert_same(torch.cat(found), torch.cat(wanted), list(encoder.parameters()))
+
+
+def test_words_have_d_numbers_wherever_a_control_meets_them() -> None:
+    for base in ("paper", "reference"):
+        for attend in ("contextual words", "word vectors"):
+            config = small(base=base, attend=attend)
+            words = QuestionEncoder(config, vocabulary=9)(QUESTIONS).words
+            assert words.shape == (3, 5, config.d)
+
+
+def test_an_empty_question_is_one_empty_word() -> None:
+    encoder = scrambled(QuestionEncoder(small(), vocabulary=9))
+    q, words, is_pad = encoder(torch.full((1, 4), PAD))
+    assert is_pad.tolist() == [[False, True, True, True]]
+    assert q.isfinite().all()
+    assert words.isfinite().all()
+    (q.sum() + words.sum()).backward()
+    assert all(p.grad.isfinite().all() for p in encoder.parameters())
+
+
+def test_padding_stays_zero_in_training() -> None:
+    """Even where an empty question has nothing else to learn from."""
+    encoder = QuestionEncoder(small(), vocabulary=9)
+    before = encoder.embedding.weight.detach().clone()
+    optimiser = torch.optim.Adam(encoder.parameters(), lr=0.1)
+    q, words, _ = encoder(torch.cat([QUESTIONS, torch.full((1, 5), PAD)]))
+    (q.sum() + words.sum()).backward()
+    optimiser.step()
+    after = encoder.embedding.weight.detach()
+    assert after[PAD].eq(0).all()
+    assert after[1:8].ne(before[1:8]).all()  # every word that was asked
+    assert after[8].eq(before[8]).all()  # none asked this one
+
+
+@pytest.mark.parametrize(("base", "low"), [("paper", 0), ("reference", -1)])
+def test_word_vectors_start_uniform(base: str, low: float) -> None:
+    torch.manual_seed(0)
+    weight = QuestionEncoder(small(base=base, embedding=300), vocabulary=90).embedding.weight
+    assert weight[PAD].eq(0).all()
+    assert weight[1:].min() >= low
+    assert weight[1:].min() < low + 0.01
+    assert 0.99 < weight[1:].max() <= 1
+    assert abs(weight[1:].mean() - (low + 1) / 2) < 0.02
+
+
+def words_mask(hold: bool, *, train: bool = True) -> Tensor:
+    """What dropout multiplied each number of each word vector with: (B, S, embedding)."""
+    dropout = replace(NO_DROPOUT, words=0.3, hold_words=hold)
+    config = small("attention over word vectors", d=64, embedding=64, dropout=dropout)
+    encoder = scrambled(QuestionEncoder(config, vocabulary=9)).train(train)
+    torch.manual_seed(0)
+    tokens = torch.randint(1, 9, (16, 5))
+    return (encoder(tokens).words / encoder.embedding.weight[tokens]).detach()
+
+
+def assert_dropped(mask: Tensor, rate: float) -> None:
+    """0 or 1/(1 - rate), in about the right shares."""
+    gone = mask == 0
+    assert_close(mask[~gone], torch.full_like(mask[~gone], 1 / (1 - rate)), "kept")
+    assert abs(gone.double().mean() - rate) < 4 * math.sqrt(rate * (1 - rate) / mask.numel())
+
+
+def test_a_held_mask_is_one_for_all_words_of_a_question() -> None:
+    mask = words_mask(hold=True)
+    assert_dropped(mask[:, 0], 0.3)
+    assert_close(mask, mask[:, :1].expand_as(mask), "words")
+    assert len(mask[:, 0].unique(dim=0)) == len(mask)
+
+
+def test_a_fresh_mask_is_drawn_for_every_word() -> None:
+    mask = words_mask(hold=False)
+    assert_dropped(mask, 0.3)
+    assert len(mask.flatten(0, 1).unique(dim=0)) == mask[..., 0].numel()
+
+
+@pytest.mark.parametrize("hold", [True, False])
+def test_in_evaluation_no_word_is_dropped(hold: bool) -> None:
+    mask = words_mask(hold, train=False)
+    assert_close(mask, torch.ones_like(mask), "words")
+
+
+def test_the_question_vector_is_dropped_and_its_words_are_not() -> None:
+    config = small(d=128, dropout=replace(NO_DROPOUT, question=0.3))
+    encoder = scrambled(QuestionEncoder(config, vocabulary=9))
+    torch.manual_seed(0)
+    dropped, exact = encoder(QUESTIONS), encoder.eval()(QUESTIONS)
+    assert_dropped(dropped.q / exact.q, 0.3)
+    assert_close(dropped.words, exact.words, "words")
+
+
+# --- The image -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coordinates", [False, True])
+@pytest.mark.parametrize("size", [(2, 3), (4, 4)])
+def test_the_trunk_is_two_convolutions(coordinates: bool, size: tuple[int, int]) -> None:
+    config = small(coordinates=coordinates)
+    trunk = scrambled(FeatureTrunk(config, channels=4)).eval()
+    maps = torch.randn(2, 4, *size, dtype=torch.float64, requires_grad=True)
+    found, is_pad = trunk(maps)
+    assert is_pad is None
+    wanted = torch.stack([torch.stack(look(config, weights_of(trunk), m)) for m in maps])
+    assert_same(found, wanted, [maps, *trunk.parameters()])
+
+
+def test_features_are_what_resnet_gives() -> None:
+    trunk = FeatureTrunk(small(d=8))
+    assert trunk(torch.zeros(2, 1024, 14, 14)).elements.shape == (2, 196, 8)
+
+
+def test_the_input_of_each_convolution_is_dropped() -> None:
+    config = small(d=64, dropout=replace(NO_DROPOUT, image=0.3))
+    trunk = scrambled(FeatureTrunk(config, channels=64))
+    seen: dict[str, Any] = {}
+    for name in ("first", "second"):
+        trunk.get_submodule(name).register_forward_hook(
+            lambda layer, x, y, name=name: seen.update({name: x[0].clone(), f"after {name}": y})
+        )
+    torch.manual_seed(0)
+    trunk(torch.ones(3, 64, 4, 4, dtype=torch.float64))
+    assert_dropped(seen["first"], 0.3)
+    assert_dropped(seen["second"] / torch.nn.functional.elu(seen["after first"]), 0.3)
+    trunk.eval()(torch.ones(3, 64, 4, 4, dtype=torch.float64))
+    assert seen["first"].eq(1).all()
+
+
+def normed(maps: Tensor, norm: torch.nn.BatchNorm2d) -> Tensor:
+    """One image by the mean and variance of those seen in training."""
+    shift, scale = norm.running_mean, (norm.running_var + norm.eps).sqrt()
+    columns = [shift, scale, norm.weight, norm.bias]
+    shift, scale, weight, bias = (x[:, None, None] for x in columns)
+    return (maps - shift) / scale * weight + bias
+
+
+@pytest.mark.parametrize("coordinates", [False, True])
+def test_pixels_are_halved_three_times(coordinates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time by a strided convolution, batch normalisation and an ELU; then comes the trunk."""
+    monkeypatch.setattr(PixelTrunk, "WIDTHS", (2, 3, 4))
+    config = small(coordinates=coordinates)
+    trunk = scrambled(PixelTrunk(config)).eval()
+    picture = torch.randint(0, 256, (16, 24, 3), dtype=torch.uint8)
+    maps = picture.permute(2, 0, 1).double() / 255 * 2 - 1  # from −1 to 1
+    for layer in (0, 3, 6):
+        convolution, norm = trunk.features[layer], trunk.features[layer + 1]
+        with torch.no_grad():
+            norm.running_mean.uniform_(-1, 1)
+            norm.running_var.uniform_(0.5, 2)
+        maps = normed(convolve(maps, convolution.weight, convolution.bias, stride=2), norm)
+        maps = elu(maps.flatten()).view_as(maps)
+    wanted = torch.stack(look(config, weights_of(trunk.trunk), maps))
+    assert_close(trunk(picture[None]).elements[0], wanted, "K")
+
+
+@pytest.mark.parametrize(("pixels", "side"), [(112, 14), (128, 16)])
+def test_a_knowledge_base_is_an_eighth_of_its_picture(pixels: int, side: int) -> None:
+    pictures = torch.zeros(2, pixels, pixels, 3, dtype=torch.uint8)
+    assert PixelTrunk(small(d=8))(pictures).elements.shape == (2, side**2, 8)
+
+
+def test_other_shapes_than_images_are_refused_with_a_sentence() -> None:
+    with pytest.raises(
+        InputError, match=r"features are \(2, 512, 14, 14\); they must be \(images, 1024"
+    ):
+        FeatureTrunk(preset("paper", d=8))(torch.zeros(2, 512, 14, 14))
+    with pytest.raises(
+        InputError, match=r"pictures are \(2, 3, 64, 64\); they must be \(images, h"
+    ):
+        PixelTrunk(preset("paper", d=8))(torch.zeros(2, 3, 64, 64))
+
+
+def test_a_hole_in_a_question_does_not_shorten_it() -> None:
+    encoder = QuestionEncoder(preset("paper", d=8, dropout=NO_DROPOUT), 5)
+    assert encoder(torch.tensor([[1, 0, 2, 0]])).is_pad.tolist() == [[False, False, False, True]]
