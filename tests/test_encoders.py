@@ -224,5 +224,5 @@ def test_other_shapes_than_images_are_refused_with_a_sentence() -> None:
 
 
 def test_a_hole_in_a_question_does_not_shorten_it() -> None:
-    encoder = QuestionEncoder(preset("paper", d=8, dropout=NO_DROPOUT), 5)
+    encoder = QuestionEncoder(preset("paper", d=8, dropout=NO_DROPOUT), vocabulary=5)
     assert encoder(torch.tensor([[1, 0, 2, 0]])).is_pad.tolist() == [[False, False, False, True]]

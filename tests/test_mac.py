@@ -256,7 +256,9 @@ def test_padded_elements_change_nothing(base: str, literal: bool) -> None:
 @pytest.mark.parametrize(("images", "questions"), [(2, 3), (0, 2), (2, 0)])
 def test_questions_must_share_out_evenly(images: int, questions: int) -> None:
     words = torch.ones(questions, 1, dtype=torch.int64)
-    with pytest.raises(InputError, match=f"cannot be shared out among {images} images"):
+    with pytest.raises(
+        InputError, match=f"{questions} questions cannot be shared out among {images} im"
+    ):
         built("paper")(maps(images), words)
 
 
@@ -506,3 +508,12 @@ def test_a_pass_leaves_nothing_behind(name: str) -> None:
         logits.sum().backward()
         del logits
         assert alive() is None
+
+
+def test_a_knowledge_base_of_another_size_is_refused() -> None:
+    reasoner = Reasoner(small())
+    question = Question(torch.zeros(2, 16), torch.zeros(2, 3, 8), torch.zeros(2, 3).bool())
+    with pytest.raises(InputError, match=r"the knowledge base is \(2, 5, 7\); it must be"):
+        reasoner(question, Knowledge(torch.zeros(2, 5, 7)))
+    with pytest.raises(InputError, match="2 questions cannot be shared out among 4 images or kno"):
+        reasoner(question, Knowledge(torch.zeros(4, 5, 8)))

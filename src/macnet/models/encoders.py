@@ -43,7 +43,7 @@ def question_size(config: MACConfig) -> int:
 class QuestionEncoder(nn.Module):
     """Words → embeddings → biLSTM → contextual words cw_s and question vector q."""
 
-    def __init__(self, config: MACConfig, vocabulary: int) -> None:
+    def __init__(self, config: MACConfig, *, vocabulary: int) -> None:
         super().__init__()
         self.dropout = config.dropout
         self.embedding = nn.Embedding(vocabulary, config.embedding, padding_idx=PAD)

@@ -39,8 +39,9 @@ class PerStepLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # x: (B, in) → (steps, B, out)
-        x = x.expand(len(self.weight), -1, -1)
-        return torch.baddbmm(self.bias[:, None], x, self.weight.transpose(1, 2))
+        weight = self.weight.to(working_dtype(x))  # before it is turned, which is faster
+        x = x.expand(len(weight), -1, -1)
+        return torch.baddbmm(self.bias[:, None].to(weight), x, weight.transpose(1, 2))
 
 
 def held_mask(x: Tensor, rate: float, training: bool) -> Tensor | None:

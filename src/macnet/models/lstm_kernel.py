@@ -1,8 +1,9 @@
-"""The bidirectional LSTM as Triton kernels: one launch per word, for both directions at once.
+"""The bidirectional LSTM as Triton kernels, for both directions at once.
 
 What does not wait for the word before is done for all words in one product: first the inputs' part
-of the gates, and in the end the gradients of inputs and weights. In between, each launch multiplies
-the last states by the recurrent weights, and does the rest of the cell in registers.
+of the gates, and in the end the gradients of inputs and weights. In between, each step multiplies
+the last states by the recurrent weights, and does the rest of the cell in registers. The steps are
+one launch per pass where `lstm_persistent` can run, and elsewhere one launch per word, given here.
 
 At step t a question handles the t-th word that it reads: position t forwards, length - 1 - t
 backwards. Once it has ended, it handles position t either way, which is padding, and writes the
@@ -23,6 +24,11 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+try:
+    from macnet.models import lstm_persistent as persistent
+except ImportError:  # it is for some releases of Triton
+    persistent = None  # type: ignore[assignment]
 
 
 class Tiling(NamedTuple):
@@ -90,18 +96,20 @@ class _BiLSTM(torch.autograd.Function):
         # The inputs' part of the gates.
         gates = (words.flatten(0, 1) @ weight_x.T).view(batch, steps, 2, 4 * units)
         states = gates.new_empty(batch, steps, 2 * units)
-        slopes = gates.new_empty(batch, steps, 2, 6, units)  # all that backward needs of a step
+        slopes = None  # all that backward needs of a step
+        if any(ctx.needs_input_grad):
+            slopes = gates.new_empty(batch, steps, 2, 6, units)
         cells = gates.new_empty(batch, 2, units, dtype=torch.float32)  # carried from step to step
         last = gates.new_empty(batch, 2 * units)
         lengths, order = lengths.sort(descending=True)
-        grid, options = _tiles(FORWARD, batch, units, terms=units)
-        with torch.cuda.device_of(x):
-            for t in range(steps):
-                _step[grid](
-                    *(gates, weight_h, states, slopes, cells, last),
-                    *(order, lengths, t, batch, steps),
-                    **options,
-                )
+        arrays = gates, weight_h, states, slopes, cells, last
+        if persistent and persistent.groups(units, x.device):
+            persistent.forward(*arrays, order, lengths)
+        else:
+            grid, options = _tiles(FORWARD, batch, units, terms=units)
+            with torch.cuda.device_of(x):
+                for t in range(steps):
+                    _step[grid](*arrays, order, lengths, t, batch, steps, **options)
         ctx.save_for_backward(words, weight_x, weight_h, states, slopes, order, lengths)
         return states, last
 
@@ -114,24 +122,24 @@ class _BiLSTM(torch.autograd.Function):
         dstates, dlast = dstates.contiguous(), dlast.contiguous()
         dgates = slopes.new_empty(batch, steps, 2, 4 * units)
         dcells = slopes.new_empty(batch, 2, units, dtype=torch.float32)
-        grid, options = _tiles(BACKWARD, batch, units, terms=4 * units)
-        with torch.cuda.device_of(slopes):
-            for t in reversed(range(steps)):
-                _step_back[grid](
-                    *(slopes, weight_h, dstates, dlast, dgates, dcells),
-                    *(order, lengths, t, batch, steps),
-                    **options,
-                )
+        arrays = slopes, weight_h, dstates, dlast, dgates, dcells
+        if persistent and persistent.groups(units, slopes.device):
+            persistent.backward(*arrays, order, lengths)
+        else:
+            grid, options = _tiles(BACKWARD, batch, units, terms=4 * units)
+            with torch.cuda.device_of(slopes):
+                for t in reversed(range(steps)):
+                    _step_back[grid](*arrays, order, lengths, t, batch, steps, **options)
 
-        # What each word was multiplied by: the state at the word that was read before it.
-        states = states.view(batch, steps, 2, units)
-        before = torch.empty_like(states)
-        before[:, 0, 0], before[:, 1:, 0] = 0, states[:, :-1, 0]
-        before[:, -1, 1], before[:, :-1, 1] = 0, states[:, 1:, 1]
-        dweight_h = torch.bmm(
-            dgates.view(-1, 2, 4 * units).permute(1, 2, 0),  # (2, 4u, B·S)
-            before.view(-1, 2, units).transpose(0, 1),  # (2, B·S, u)
-        )
+        # Each word met the state at the word that was read before it: of all words in a row, that
+        # is one back forwards, and one ahead backwards. At the ends of a question this takes the
+        # state of another question, where there was none; so those products are taken off again.
+        h, dz = states.view(-1, 2, units), dgates.view(-1, 2, 4 * units)  # (B·S, 2, …)
+        first, end = slice(steps, None, steps), slice(steps - 1, -1, steps)  # of all but one
+        dweight_h = torch.empty_like(weight_h)
+        wrong = dz[first, 0].T @ h[end, 0], dz[end, 1].T @ h[first, 1]  # (4u, u) each
+        torch.addmm(wrong[0], dz[1:, 0].T, h[:-1, 0], beta=-1, out=dweight_h[0])
+        torch.addmm(wrong[1], dz[:-1, 1].T, h[1:, 1], beta=-1, out=dweight_h[1])
         dgates = dgates.view(-1, 8 * units)
         dweight_x = (dgates.T @ words.flatten(0, 1)).view(2, 4 * units, -1)  # with the bias's
         dx = (dgates @ weight_x).view_as(words) if ctx.needs_input_grad[0] else None
@@ -196,7 +204,7 @@ def _step(
     gates_ptr,  # (B, S, 2, 4u), the inputs' part
     weight_h_ptr,  # (2, 4u, u)
     states_ptr,  # (B, S, 2, u), out, and in at the word before
-    slopes_ptr,  # (B, S, 2, 6, u), out
+    slopes_ptr,  # (B, S, 2, 6, u), out, or None
     cells_ptr,  # (B, 2, u), out, and in from the word before
     last_ptr,  # (B, 2, u), out
     order_ptr,  # (B)
@@ -249,14 +257,15 @@ def _step(
     tl.store(states_ptr + here[:, None] * UNITS + unit, h, mask=exists[:, None])
     tl.store(last_ptr + carried, h, mask=(t == length - 1)[:, None])
 
-    slopes_out = slopes_ptr + here[:, None] * 6 * UNITS + unit
-    dtype = slopes_ptr.dtype.element_ty
-    tl.store(slopes_out, (g * i * (1 - i)).to(dtype), mask=reads)  # ∂c/∂i, before its sigmoid
-    tl.store(slopes_out + UNITS, (c_before * f * (1 - f)).to(dtype), mask=reads)  # ∂c/∂f
-    tl.store(slopes_out + 2 * UNITS, (i * (1 - g * g)).to(dtype), mask=reads)  # ∂c/∂g
-    tl.store(slopes_out + 3 * UNITS, (tanh_c * o * (1 - o)).to(dtype), mask=reads)  # ∂h/∂o
-    tl.store(slopes_out + 4 * UNITS, (o * (1 - tanh_c * tanh_c)).to(dtype), mask=reads)  # ∂h/∂c
-    tl.store(slopes_out + 5 * UNITS, f.to(dtype), mask=reads)  # ∂c/∂c_before
+    if slopes_ptr is not None:
+        slopes_out = slopes_ptr + here[:, None] * 6 * UNITS + unit
+        dtype = slopes_ptr.dtype.element_ty
+        tl.store(slopes_out, (g * i * (1 - i)).to(dtype), mask=reads)  # ∂c/∂i, before its sigmoid
+        tl.store(slopes_out + UNITS, (c_before * f * (1 - f)).to(dtype), mask=reads)  # ∂c/∂f
+        tl.store(slopes_out + 2 * UNITS, (i * (1 - g * g)).to(dtype), mask=reads)  # ∂c/∂g
+        tl.store(slopes_out + 3 * UNITS, (tanh_c * o * (1 - o)).to(dtype), mask=reads)  # ∂h/∂o
+        tl.store(slopes_out + 4 * UNITS, (o * (1 - tanh_c * tanh_c)).to(dtype), mask=reads)  # ∂h/∂c
+        tl.store(slopes_out + 5 * UNITS, f.to(dtype), mask=reads)  # ∂c/∂c_before
 
 
 @triton.jit(do_not_specialize=["t"])

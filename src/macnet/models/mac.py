@@ -188,9 +188,9 @@ class ReadUnit(nn.Module):
     ) -> Callable[[int, Tensor], tuple[Tensor, Tensor]]:
         # c: (steps, B, d)
         weight = self.score.weight[0][:, None] * self.combine.weight  # diag(w) W_r2
-        a, *rest = (c @ weight).split(c.shape[-1], -1)
-        a = a.unbind()  # p × (B, d)
-        b = rest[0].unbind() if self.direct else [None] * len(a)
+        of_interaction, *of_element = weight.split(c.shape[-1], 1)
+        a = (c @ of_interaction).unbind()  # p × (B, d)
+        b = (c @ of_element[0]).unbind() if self.direct else [None] * len(a)
         memory = RepeatedLinear(self.memory.weight, self.memory.bias)
         to_elements = RepeatedLinear(self.knowledge.weight.t())
         attend = RepeatedAttention(knowledge.elements, knowledge.is_pad)
@@ -265,17 +265,32 @@ class WriteUnit(nn.Module):
             self.of_info = linear(d, d)
 
     def literal(self, r: Tensor, c: Tensor, cq: Tensor | None, past: list[State]) -> Written:
-        return self._write(self.combine, r, c, cq, past)
+        combine = self.combine
+
+        def together(*parts: Tensor) -> Tensor:
+            m: Tensor = combine(torch.cat(parts, -1)) if combine is not None else parts[0]
+            return m
+
+        return self._write(together, r, c, cq, past)
 
     def begin(self) -> Callable[..., Written]:
-        combine = None
-        if self.combine is not None:
-            combine = RepeatedLinear(self.combine.weight, self.combine.bias)
-        return partial(self._write, combine)
+        if self.combine is None:
+            return partial(self._write, lambda r: r)
+        # A product for each part and no concatenation: its gradient would be in strided halves.
+        first, *rest = self.combine.weight.split(len(self.combine.weight), 1)
+        layers = [RepeatedLinear(first, self.combine.bias), *map(RepeatedLinear, rest)]
+
+        def together(*parts: Tensor) -> Tensor:
+            m = layers[0](parts[0])
+            for layer, part in zip(layers[1:], parts[1:], strict=True):
+                m = layer(part, m)
+            return m
+
+        return partial(self._write, together)
 
     def _write(
         self,
-        combine: Callable[[Tensor], Tensor] | None,
+        combine: Callable[..., Tensor],
         r: Tensor,
         c: Tensor,
         cq: Tensor | None,
@@ -289,7 +304,7 @@ class WriteUnit(nn.Module):
             recalled, sa = self._recall(c, cq, past)  # (w2.1, w2.2)
             if self.joined:
                 parts.append(recalled)
-        m = combine(torch.cat(parts, -1)) if combine else r  # (w1)
+        m = combine(*parts)  # (w1)
         if self.recall is not None and not self.joined:
             m = self.of_recalled(recalled) + self.of_info(m)  # (w2.3)
         if self.gate is None:
@@ -438,7 +453,13 @@ class Reasoner(nn.Module):
         self, question: Question, knowledge: Knowledge, *, literal: bool = False
     ) -> tuple[Tensor, list[Step]]:
         """The final memory m_p (B, d), and all the steps that led there."""
-        q = question.q
+        q, k = question.q, knowledge.elements
+        refuse_uneven(len(q), len(k))
+        if k.dim() != 3 or k.shape[-1] != len(self.m0):
+            raise InputError(
+                f"the knowledge base is {tuple(k.shape)}; it must be (bases, elements, "
+                f"{len(self.m0)}), the last being d"
+            )
         each = q.new_ones(len(q), 1)  # as a product, for its gradient is one then, not a slow sum
         m0 = each @ self.m0[None].to(q.dtype)
         c0 = q if self.c0 is None else each @ self.c0[None].to(q.dtype)
@@ -453,10 +474,18 @@ class Reasoner(nn.Module):
         return past[-1].memory, taken
 
 
+def refuse_uneven(questions: int, bases: int) -> None:
+    if not questions or not bases or questions % bases:
+        raise InputError(
+            f"{questions} questions cannot be shared out among {bases} images or knowledge bases; "
+            "there must be as many about each"
+        )
+
+
 class OutputUnit(nn.Module):
     """[q, m_p] → answers, by two layers (Section 2.3)."""
 
-    def __init__(self, config: MACConfig, answers: int) -> None:
+    def __init__(self, config: MACConfig, *, answers: int) -> None:
         super().__init__()
         d, q = config.d, question_size(config)
         self.rate = config.dropout.output
@@ -479,16 +508,16 @@ class MACNetwork(nn.Module):
     """Input unit, reasoner and output unit: images and questions in, answers out.
 
     The B questions are about N images, those about the first image first: B is a multiple of N, and
-    where it is N itself, each question has its own.
+    where it is N itself, each question has its own. The vocabulary counts the padding, token 0.
     """
 
     def __init__(self, config: MACConfig, *, vocabulary: int, answers: int) -> None:
         super().__init__()
         self.config = config
-        self.question = QuestionEncoder(config, vocabulary)
+        self.question = QuestionEncoder(config, vocabulary=vocabulary)
         self.image = TRUNKS[config.image](config)
         self.reasoner = Reasoner(config)
-        self.output = OutputUnit(config, answers)
+        self.output = OutputUnit(config, answers=answers)
 
     def forward(self, images: Tensor, questions: Tensor) -> Tensor:
         # images: (N, 1024, 14, 14), or (N, H, W, 3)   questions: (B, S) → (B, answers)
@@ -505,11 +534,7 @@ class MACNetwork(nn.Module):
     def _answer(
         self, images: Tensor, questions: Tensor, *, literal: bool = False
     ) -> tuple[Tensor, list[Step]]:
-        if not questions.numel() or not len(images) or len(questions) % len(images):
-            raise InputError(
-                f"{tuple(questions.shape)} questions and words cannot be shared out among "
-                f"{len(images)} images; each image must have as many questions as any other"
-            )
+        refuse_uneven(len(questions) if questions.numel() else 0, len(images))
         with beside(images) as wait:
             knowledge = self.image(images)
         question = self.question(questions)

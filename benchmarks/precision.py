@@ -1,0 +1,195 @@
+"""Does bfloat16 learn as float32 does? The same networks, batches and seeds in both.
+
+    python benchmarks/precision.py --out results/precision_h200.json
+
+The task is CLEVR's questions about symbolic pictures: a 14×14 floor plan on which each object is a
+one-hot of its attributes. That is learned within a minute, and takes trunk, words and steps alike.
+Float32 is strict: no TF32. Each seed draws its own weights, batches and dropout masks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import re
+import statistics
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from macnet.clevr.questions import BLOCK, Asker
+from macnet.clevr.scene import ATTRIBUTES, HALF_FLOOR, sample_scenes
+from macnet.models.mac import MACNetwork
+from macnet.models.presets import preset
+from record import keep
+
+GRID, G = 14, 10
+VALUES = [(name, value) for name, values in ATTRIBUTES.items() for value in values]
+Plan = list[tuple[int, int, int]]  # channel, row and column of what is not zero
+
+
+def make_block(split: str, block: int) -> list[tuple[Plan, list[tuple[list[str], str]]]]:
+    """The plans of 250 scenes, and questions and answers about each."""
+    rngs = [random.Random(f"{split}/{block}/{i}") for i in range(BLOCK)]
+    asker = Asker(random.Random(f"{split}/{block}"))
+    made = []
+    for scene in sample_scenes(rngs, lambda scenes: [True] * len(scenes)):
+        plan = []
+        for thing in scene.objects:
+            y, x = (int((at / HALF_FLOOR + 1) / 2 * (GRID - 1e-6)) for at in (thing.y, thing.x))
+            plan += [
+                (channel, y, x)
+                for channel, (name, value) in enumerate(VALUES)
+                if getattr(thing, name) == value
+            ]
+        asked = [(re.findall(r"\w+|[,;]", q.text), q.answer) for q in asker.ask(scene, G)]
+        if len(asked) == G:
+            made.append((plan, asked))
+    return made
+
+
+def encode(made: list, words: dict[str, int], answers: dict[str, int]) -> tuple[Tensor, ...]:
+    """Plans (N, C, 14, 14), questions (N, G, S), answers (N, G)."""
+    plans = torch.zeros(len(made), len(VALUES), GRID, GRID)
+    questions = torch.zeros(len(made), G, 46, dtype=torch.int64)
+    given = torch.zeros(len(made), G, dtype=torch.int64)
+    for i, (plan, asked) in enumerate(made):
+        for channel, y, x in plan:
+            plans[i, channel, y, x] = 1
+        for j, (text, answer) in enumerate(asked):
+            questions[i, j, : len(text)] = torch.tensor([words[word] for word in text])
+            given[i, j] = answers[answer]
+    return plans, questions, given
+
+
+def learn(
+    network: MACNetwork,
+    train: tuple[Tensor, ...],
+    val: tuple[Tensor, ...],
+    low: bool,
+    steps: int,
+    every: int,
+) -> tuple[list[float], list[float]]:
+    """The mean loss, and the accuracy on scenes held out, after each `every` steps."""
+    device = train[0].device
+    precision = torch.autocast(device.type, torch.bfloat16) if low else nullcontext()
+    adam = torch.optim.Adam(network.parameters(), 5e-4, capturable=device.type == "cuda")
+    batch = [x[:64].clone() for x in train]
+    loss = torch.zeros((), device=device)
+
+    def answer(plans: Tensor, questions: Tensor) -> Tensor:
+        with precision:
+            return network(plans, questions.flatten(0, 1)).float()
+
+    def step() -> None:
+        adam.zero_grad()
+        found = nn.functional.cross_entropy(answer(*batch[:2]), batch[2].flatten())
+        found.backward()
+        nn.utils.clip_grad_norm_(network.parameters(), 8.0)
+        adam.step()
+        loss.copy_(found.detach())
+
+    run: Callable[[], None] = step
+    if device.type == "cuda":
+        run = captured(network, adam, step)
+    losses, accuracies, recent = [], [], []
+    for i in range(1, steps + 1):
+        chosen = torch.randint(len(train[0]), (64,)).to(device)
+        for x, source in zip(batch, train, strict=True):
+            torch.index_select(source, 0, chosen, out=x)
+        run()
+        recent.append(loss.clone())
+        if i % every == 0:
+            losses.append(torch.stack(recent[-every:]).mean().item())
+            network.eval()
+            with torch.no_grad():
+                parts = zip(*(x.split(100) for x in val), strict=True)
+                right = [(answer(a, b).argmax(-1) == c.flatten()).float() for a, b, c in parts]
+            accuracies.append(torch.cat(right).mean().item())
+            network.train()
+    return losses, accuracies
+
+
+def captured(
+    network: MACNetwork, adam: torch.optim.Optimizer, step: Callable[[], None]
+) -> Callable[[], None]:
+    """The step as a CUDA graph, with nothing learned on the way."""
+    start = {name: x.clone() for name, x in network.state_dict().items()}
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    network.load_state_dict(start)
+    for state in adam.state.values():
+        for x in state.values():
+            x.zero_()
+    return graph.replay
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--preset", default="paper")
+    parser.add_argument("--blocks", type=int, default=60, help=f"of {BLOCK} scenes to train on")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--d", type=int, default=128)
+    parser.add_argument("--p", type=int, default=6)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    with ProcessPoolExecutor() as pool:
+        blocks = list(pool.map(make_block, ["train"] * args.blocks, range(args.blocks)))
+        held_out = list(pool.map(make_block, ["val"] * 4, range(4)))
+    made, unseen = ([one for block in many for one in block] for many in (blocks, held_out))
+    texts = [one for _, asked in made + unseen for one in asked]
+    words = {word: i for i, word in enumerate(sorted({w for text, _ in texts for w in text}), 1)}
+    answers = {answer: i for i, answer in enumerate(sorted({answer for _, answer in texts}))}
+    train, val = (
+        tuple(x.to(args.device) for x in encode(some, words, answers)) for some in (made, unseen)
+    )
+    config = preset(args.preset, d=args.d, p=args.p, channels=len(VALUES), coordinates=True)
+    every = max(1, args.steps // 10)
+    curves: dict[str, list] = {"float32": [], "bfloat16": []}
+    for seed in range(args.seeds):
+        for name, found in curves.items():
+            torch.manual_seed(seed)
+            network = MACNetwork(config, vocabulary=len(words) + 1, answers=len(answers))
+            network.to(args.device)
+            found.append(learn(network, train, val, name == "bfloat16", args.steps, every))
+            print(seed, name, [round(accuracy, 3) for accuracy in found[-1][1]], flush=True)
+    accuracies = {
+        name: list(zip(*(a for _, a in runs), strict=True)) for name, runs in curves.items()
+    }
+    losses = {name: list(zip(*(a for a, _ in runs), strict=True)) for name, runs in curves.items()}
+    # Each seed's pair began alike, so the differences of pairs say what the precision does.
+    gaps = [
+        [b - a for a, b in zip(full, low, strict=True)]
+        for full, low in zip(accuracies["float32"], accuracies["bfloat16"], strict=True)
+    ]
+    keep(
+        args.out,
+        f"learning in bfloat16 and float32, {args.preset}, d={args.d}, p={args.p}",
+        questions=len(made) * G,
+        steps=list(range(every, args.steps + 1, every)),
+        seeds=args.seeds,
+        loss={name: [round(statistics.mean(x), 4) for x in each] for name, each in losses.items()},
+        accuracy={
+            name: [round(statistics.mean(x), 4) for x in each] for name, each in accuracies.items()
+        },
+        deviation_of_seeds={
+            name: [round(statistics.stdev(x), 4) for x in each] if args.seeds > 1 else None
+            for name, each in accuracies.items()
+        },
+        mean_difference=[round(statistics.mean(gap), 4) for gap in gaps],
+        largest_difference_of_means=round(max(abs(statistics.mean(gap)) for gap in gaps), 4),
+    )

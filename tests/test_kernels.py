@@ -1,0 +1,185 @@
+"""The kernels against plain torch, and the network on a GPU against itself on a CPU."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from macnet.models.attention import attend, attend_backward
+from macnet.models.config import NO_DROPOUT
+from macnet.models.interaction import interact
+from macnet.models.mac import MACNetwork
+from macnet.models.presets import PRESETS, preset
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+BF16 = 2e-2  # what a few products of bfloat16 may be off, in norm
+
+
+def error(found: Tensor, wanted: Tensor) -> float:
+    """How far off, as a share of what is wanted."""
+    found, wanted = found.detach().double().cpu(), wanted.detach().double().cpu()
+    return ((found - wanted).norm() / wanted.norm()).item()
+
+
+def low(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.to("cuda", torch.bfloat16) for tensor in tensors]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    ("n", "groups", "size", "d"),
+    [(64, 10, 196, 512), (200, 1, 46, 512), (3, 12, 7, 48), (2, 33, 300, 128), (5, 2, 784, 64)],
+)
+def test_attention_is_the_plain_one(n: int, groups: int, size: int, d: int, padded: bool) -> None:
+    torch.manual_seed(0)
+    z, dsums = (torch.randn(n * groups, d).bfloat16().double() for _ in range(2))
+    elements = torch.randn(n, size, d).bfloat16().double()
+    is_pad = torch.arange(size) >= torch.randint(1, size + 1, (n, 1)) if padded else None
+    sums, weights = attend(z, elements, is_pad)
+    dz, dlogits = attend_backward(dsums, weights, elements, is_pad)
+
+    z, dsums, elements = low(z, dsums, elements)
+    is_pad = is_pad.cuda() if is_pad is not None else None
+    found, found_weights = attend(z, elements, is_pad)
+    assert error(found, sums) < BF16
+    assert error(found_weights, weights) < BF16
+    if is_pad is not None:
+        hidden = is_pad[:, None].expand(n, groups, size).reshape(-1, size)
+        assert found_weights[hidden].count_nonzero() == 0
+    found, found_dlogits = attend_backward(dsums, low(weights)[0], elements, is_pad)
+    assert error(found, dz) < BF16
+    assert error(found_dlogits, dlogits) < BF16
+
+
+def interaction(n: int, groups: int, size: int, d: int) -> list[Tensor]:
+    torch.manual_seed(1)
+    shapes = [(n, groups, d)] * 2 + [(n, size, d)] * 2 + [(d, d)] * 2 + [(d,)] * 2
+    values = [torch.randn(shape) for shape in shapes]
+    values[4] /= d**0.5
+    values[5] /= d**0.5
+    return [value.bfloat16().double() for value in values]
+
+
+@pytest.mark.parametrize(
+    ("n", "groups", "size", "d"), [(4, 10, 196, 512), (3, 1, 21, 128), (2, 3, 50, 256)]
+)
+def test_interaction_is_the_plain_one(n: int, groups: int, size: int, d: int) -> None:
+    wanted = [x.requires_grad_() for x in interaction(n, groups, size, d)]
+    found = [x.requires_grad_() for x in low(*interaction(n, groups, size, d))]
+    logits, found_logits = interact(*wanted, rate=0.0), interact(*found, rate=0.0)
+    assert error(found_logits, logits) < BF16
+    down = torch.randn(n, groups, size).bfloat16()
+    logits.backward(down.double())
+    found_logits.backward(down.to(found_logits))
+    for name, x, y in zip(
+        ["m", "c", "k", "direct", "hidden", "combine", "bias", "score"], found, wanted, strict=True
+    ):
+        assert error(x.grad, y.grad) < BF16, name
+
+
+def test_interaction_drops_the_same_backwards_as_forwards() -> None:
+    """The logits are linear in the score, so score·d/dscore gives them back, mask and all."""
+    m, c, k, direct, hidden, combine, bias, score = low(*interaction(4, 10, 196, 512))
+    score = score.float().requires_grad_()
+    inputs = (m, c, k, direct, hidden, combine, bias, score)
+    kept, dropped = interact(*inputs, rate=0.0), interact(*inputs, rate=0.3)
+    assert error(dropped, kept) > 0.05
+    assert abs(dropped.mean() / kept.mean() - 1) < 0.02  # what remains is scaled up
+    assert not torch.equal(dropped, interact(*inputs, rate=0.3))  # fresh at every use
+    down = torch.randn_like(dropped)
+    dropped.backward(down)
+    assert (score * score.grad).sum().item() == pytest.approx(
+        (down * dropped).sum().item(), rel=1e-3
+    )
+
+
+def batch(images: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    features = torch.randn(images, 64, 7, 7, generator=generator)
+    questions = torch.randint(1, 30, (images * groups, 12), generator=generator)
+    lengths = torch.randint(1, 13, (images * groups, 1), generator=generator)
+    questions[torch.arange(12) >= lengths] = 0
+    return features, questions, torch.randint(0, 10, (images * groups,), generator=generator)
+
+
+def network(name: str, **changes: Any) -> MACNetwork:
+    torch.manual_seed(3)
+    changes = {"d": 128, "p": 4, "channels": 64, "dropout": NO_DROPOUT, **changes}
+    return MACNetwork(preset(name, **changes), vocabulary=30, answers=10)
+
+
+def gradients(
+    net: MACNetwork, answer: Callable[..., Tensor], tensors: tuple[Tensor, ...]
+) -> tuple[Tensor, Tensor]:
+    """Answers, and all the gradients as one vector."""
+    features, questions, answers = tensors
+    net.zero_grad()
+    logits = answer(features, questions)
+    F.cross_entropy(logits.float(), answers).backward()
+    return logits, torch.cat(
+        [p.grad.flatten().cpu() for p in net.parameters() if p.grad is not None]
+    )
+
+
+@pytest.mark.parametrize("extra", [{}, {"self_attention": True, "gate": True}])
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_gpu_in_bfloat16_computes_what_a_cpu_does(name: str, extra: dict[str, Any]) -> None:
+    tensors = batch(6, 5)
+    on_cpu = network(name, **extra)
+    on_gpu = copy.deepcopy(on_cpu).cuda()
+    wanted = gradients(on_cpu, on_cpu.literal, tensors)
+    with torch.autocast("cuda", torch.bfloat16):
+        found = gradients(on_gpu, on_gpu, tuple(tensor.cuda() for tensor in tensors))
+    assert error(found[0], wanted[0]) < 3e-2
+    assert F.cosine_similarity(found[1].float(), wanted[1].float(), dim=0) > 0.995
+    exact = gradients(on_gpu, on_gpu, tuple(tensor.cuda() for tensor in tensors))
+    assert error(exact[0], wanted[0]) < 2e-3  # float32 on a GPU: TF32 in cuDNN
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_step_can_be_captured_in_a_graph(name: str) -> None:
+    """Replayed on other data, it trains as it does without; no step waits for the host."""
+    first, second = (tuple(x.cuda() for x in batch(n, 5)) for n in (6, 6))
+    second = (second[0].flip(0), second[1].flip(0), second[2].flip(0))
+    plain, graphed = (network(name).cuda() for _ in range(2))
+
+    def step(
+        net: MACNetwork, optimiser: torch.optim.Optimizer, tensors: tuple[Tensor, ...]
+    ) -> None:
+        optimiser.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(net(*tensors[:2]).float(), tensors[2])
+        loss.backward()
+        optimiser.step()
+
+    optimisers = [
+        torch.optim.Adam(net.parameters(), 1e-3, capturable=True) for net in (plain, graphed)
+    ]
+    static = tuple(x.clone() for x in first)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step(graphed, optimisers[1], static)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(graphed, optimisers[1], static)
+    for _ in range(3):
+        step(plain, optimisers[0], first)
+    for tensors in (second, first, second):
+        for x, new in zip(static, tensors, strict=True):
+            x.copy_(new)
+        graph.replay()
+        step(plain, optimisers[0], tensors)
+    for (key, x), y in zip(graphed.named_parameters(), plain.parameters(), strict=True):
+        assert error(x, y) < 1e-2, key
