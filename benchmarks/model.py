@@ -98,7 +98,7 @@ def gpu_milliseconds(run: Callable[[], object], repeats: int) -> float:
 
 
 KINDS = {  # of kernels, by what their names contain; the first that fits counts
-    "LSTM": ("_step",),
+    "LSTM": ("_lstm", "_step"),
     "attention": ("_attention",),
     "optimiser": ("multi_tensor", "FusedAdam", "foreach"),
     "convolution": ("xmma_fprop", "xmma_wgrad", "xmma_dgrad", "cudnn", "conv", "implicit"),

@@ -25,6 +25,18 @@ def launch(
     out, between = torch.empty_like(x), x.new_empty(len(x), size)
     queries = len(x) // n
     block = max(16, triton.next_power_of_2(size))
+    if queries == 1 and block <= 64 and d == triton.next_power_of_2(d) <= 1024:
+        _attention_of_one[(n,)](
+            *(x, elements, x if is_pad is None else is_pad, x if weights is None else weights),
+            *(out, between, size),
+            D=d,
+            HAS_PAD=is_pad is not None,
+            BACKWARD=weights is not None,
+            BLOCK=block,
+            ROWS=8,
+            num_warps=2,
+        )
+        return out, between
     columns = 64 if block <= 256 else 32
     parts = 2 if n < FEW and d % (2 * columns) == 0 else 1
     _attention[(n, triton.cdiv(queries, QUERIES), parts)](
@@ -96,3 +108,58 @@ def _attention(
         e = tl.load(elements_ptr + column, mask=shown[:, None] & (column < D), other=0.0)
         out = tl.dot(w, e).to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + rows * D + column, out, mask=is_query & (column < D))
+
+
+@triton.jit
+def _attention_of_one(
+    x_ptr,
+    elements_ptr,
+    is_pad_ptr,
+    weights_ptr,
+    out_ptr,
+    between_ptr,
+    size,
+    D: tl.constexpr,
+    HAS_PAD: tl.constexpr,
+    BACKWARD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """The same for one query to few elements, a question's words: whole rows, no tensor cores."""
+    n = tl.program_id(0).to(tl.int64)
+    element, column = tl.arange(0, BLOCK), tl.arange(0, D)
+    shown = element < size
+    if HAS_PAD:
+        shown &= tl.load(is_pad_ptr + n * size + element, mask=shown, other=1) == 0
+    end = tl.max(tl.where(shown, element, 0), 0) + 1  # words fill only part of their block
+    elements_ptr += n * size * D
+    x = tl.load(x_ptr + n * D + column).to(tl.float32)
+
+    product = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, end, ROWS):
+        row = start + tl.arange(0, ROWS)
+        e = tl.load(
+            elements_ptr + row[:, None] * D + column[None], mask=(row < end)[:, None], other=0.0
+        )
+        here = element[:, None] == row[None]
+        product += tl.sum(tl.where(here, tl.sum(e.to(tl.float32) * x[None], 1)[None], 0.0), 1)
+
+    at = n * size + element
+    if BACKWARD:
+        weights = tl.load(weights_ptr + at, mask=shown, other=0.0).to(tl.float32)
+        w = weights * (product - tl.sum(weights * product, 0))
+    else:
+        product = tl.where(shown, product, float("-inf"))
+        w = tl.exp(product - tl.max(product, 0))
+        w = w / tl.sum(w, 0)
+    tl.store(between_ptr + at, w.to(between_ptr.dtype.element_ty), mask=element < size)
+
+    out = tl.zeros((ROWS, D), tl.float32)
+    for start in range(0, end, ROWS):
+        row = start + tl.arange(0, ROWS)
+        e = tl.load(
+            elements_ptr + row[:, None] * D + column[None], mask=(row < end)[:, None], other=0.0
+        )
+        weight = tl.sum(tl.where(element[None] == row[:, None], w[None], 0.0), 1)
+        out += e.to(tl.float32) * weight[:, None]
+    tl.store(out_ptr + n * D + column, tl.sum(out, 0).to(out_ptr.dtype.element_ty))

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -59,23 +57,3 @@ def working_dtype(x: Tensor) -> torch.dtype:
     """In which precision products with x are taken: autocast's, where that is on."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
-
-@contextmanager
-def beside(x: Tensor) -> Iterator[Callable[[Tensor], None]]:
-    """Within, work on a GPU runs beside what follows, until that waits for its result.
-
-    Autograd does likewise in the backward pass, and a CUDA graph keeps the two branches.
-    """
-    if not x.is_cuda:
-        yield lambda result: None
-        return
-    here, side = torch.cuda.current_stream(), torch.cuda.Stream()
-    side.wait_stream(here)
-
-    def wait(result: Tensor) -> None:
-        here.wait_stream(side)
-        result.record_stream(here)  # its memory is not to be used again before
-
-    with torch.cuda.stream(side):
-        yield wait

@@ -131,18 +131,17 @@ class _BiLSTM(torch.autograd.Function):
                 for t in reversed(range(steps)):
                     _step_back[grid](*arrays, order, lengths, t, batch, steps, **options)
 
+        rows = dgates.view(-1, 8 * units)  # (B·S, 8u)
+        dweight_x = (rows.T @ words.flatten(0, 1)).view(2, 4 * units, -1)  # with the bias's
+        dx = (rows @ weight_x).view_as(words) if ctx.needs_input_grad[0] else None
+
         # Each word met the state at the word that was read before it: of all words in a row, that
-        # is one back forwards, and one ahead backwards. At the ends of a question this takes the
-        # state of another question, where there was none; so those products are taken off again.
-        h, dz = states.view(-1, 2, units), dgates.view(-1, 2, 4 * units)  # (B·S, 2, …)
-        first, end = slice(steps, None, steps), slice(steps - 1, -1, steps)  # of all but one
+        # is one back forwards and one ahead backwards. Only the first word read met none.
+        dgates[:, 0, 0], dgates[:, -1, 1] = 0, 0
+        dz, h = dgates.view(-1, 2, 4 * units), states.view(-1, 2, units)  # (B·S, 2, …)
         dweight_h = torch.empty_like(weight_h)
-        wrong = dz[first, 0].T @ h[end, 0], dz[end, 1].T @ h[first, 1]  # (4u, u) each
-        torch.addmm(wrong[0], dz[1:, 0].T, h[:-1, 0], beta=-1, out=dweight_h[0])
-        torch.addmm(wrong[1], dz[:-1, 1].T, h[1:, 1], beta=-1, out=dweight_h[1])
-        dgates = dgates.view(-1, 8 * units)
-        dweight_x = (dgates.T @ words.flatten(0, 1)).view(2, 4 * units, -1)  # with the bias's
-        dx = (dgates @ weight_x).view_as(words) if ctx.needs_input_grad[0] else None
+        torch.mm(dz[1:, 0].T, h[:-1, 0], out=dweight_h[0])
+        torch.mm(dz[:-1, 1].T, h[1:, 1], out=dweight_h[1])
 
         e, (x_dtype, weight_x_dtype, weight_h_dtype, bias_dtype) = ctx.inputs, ctx.dtypes
         return (

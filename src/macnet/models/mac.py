@@ -24,7 +24,7 @@ from macnet.errors import InputError
 from macnet.models.ablations import NoControl, NoWordAttention, QuestionControl
 from macnet.models.config import MACConfig
 from macnet.models.encoders import TRUNKS, Knowledge, Question, QuestionEncoder, question_size
-from macnet.models.layers import PerStepLinear, beside, drop, held_mask, linear, scores
+from macnet.models.layers import PerStepLinear, drop, held_mask, linear, scores
 from macnet.models.reference import (
     RecurrentReferenceQuery,
     ReferenceGate,
@@ -374,7 +374,9 @@ class MACCell(_Cell):
         cq = None
         if self.write.joined:
             cq = self.control.queries(torch.cat([before[None], c[:-1]]), question)
-        read = self.read.begin(knowledge, drop(c, masks.control))
+        # The mask of all steps in full, for a product that broadcasts is slow on a GPU.
+        mask = None if masks.control is None else masks.control.repeat(len(c), 1, 1)
+        read = self.read.begin(knowledge, drop(c, mask))
         write = self.write.begin()
         taken = []
         for i, c_i in enumerate(c.unbind()):
@@ -535,9 +537,6 @@ class MACNetwork(nn.Module):
         self, images: Tensor, questions: Tensor, *, literal: bool = False
     ) -> tuple[Tensor, list[Step]]:
         refuse_uneven(len(questions) if questions.numel() else 0, len(images))
-        with beside(images) as wait:
-            knowledge = self.image(images)
-        question = self.question(questions)
-        wait(knowledge.elements)
+        question, knowledge = self.question(questions), self.image(images)
         memory, steps = self.reasoner(question, knowledge, literal=literal)
         return self.output(question.q, memory), steps
