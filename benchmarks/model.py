@@ -6,12 +6,14 @@
 A training step is all of it: image trunk on 1024×14×14 features, question encoder, p steps, output,
 loss, backward pass, clipping, Adam and the moving average of the weights, in bfloat16 where
 autocast wants it. It is captured in a CUDA graph, as training will do. The questions have the
-lengths of real ones and are padded to the longest CLEVR has.
+lengths of our world's, which are CLEVR's, and are padded to the longest CLEVR has.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
+import re
 import statistics
 import time
 from collections import Counter
@@ -21,6 +23,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from macnet.clevr.questions import Asker
+from macnet.clevr.scene import sample_scenes
 from macnet.models.config import MACConfig
 from macnet.models.mac import MACNetwork
 from macnet.models.presets import preset
@@ -28,19 +32,22 @@ from record import keep
 
 VOCABULARY, ANSWERS = 90, 28
 LONGEST = 46  # words of the longest question in CLEVR
-# What the H200 was seen to do: 8192³ products of random bfloat16, see shared notes.
-PEAK = 788e12
+PEAK = 788e12  # operations/s of the H200 in bfloat16: random 8192³ products through torch.matmul
 
 
 def data(
     images: int, questions: int, device: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Features, questions of real lengths, answers."""
+    """Features, questions as long as the world's, if of any words, and answers."""
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(images, 1024, 14, 14, generator=generator).relu_()
     count = images * questions
-    # Lengths are near normal: mean 19.6, deviation 9, as in CLEVR.
-    lengths = (19.6 + 9 * torch.randn(count, generator=generator)).round().clamp(5, LONGEST)
+    asker = Asker(random.Random(1))
+    scenes = sample_scenes(
+        [random.Random(i) for i in range(images)], lambda some: [True] * len(some)
+    )
+    asked = [question for scene in scenes for question in asker.ask(scene, questions)]
+    lengths = torch.tensor([len(re.findall(r"\w+|[,;]", question.text)) for question in asked])
     tokens = torch.randint(1, VOCABULARY, (count, LONGEST), generator=generator)
     tokens[torch.arange(LONGEST) >= lengths[:, None]] = 0
     answers = torch.randint(0, ANSWERS, (count,), generator=generator)
@@ -129,17 +136,17 @@ def where_time_goes(run: Callable[[], object], names: Path | None) -> dict[str, 
     return {kind: round(ms, 3) for kind, ms in spent.most_common() if ms > 0.0005}
 
 
-def floor_milliseconds(config: MACConfig, images: int, questions: int) -> float:
+def floor_milliseconds(config: MACConfig, images: int, tokens: Tensor) -> float:
     """The products that a training step cannot do without, at the peak rate of the chip."""
-    d, p, b = config.d, config.p, images * questions
-    cells, words = images * 196, b * LONGEST
+    d, p, b = config.d, config.p, len(tokens)
+    cells, words = images * 196, int((tokens != 0).sum())
     trunk = cells * 9 * (2 * 1024 * d + 3 * d * d)  # features need no gradient
     units = d if config.lstm == "d" else d // 2
     lstm = 3 * words * 2 * 4 * units * (config.embedding + units)
     read = 2 * b * 196 * d + b * 4 * d * d  # folded: attention, and a handful of d×d
     if config.read == "reference":
         read = b * 196 * 2 * d * d + cells * 2 * d * d
-    core = 3 * p * (read + b * 5 * d * d + 2 * b * LONGEST * d)
+    core = 3 * p * (read + b * 5 * d * d + 2 * words * d)
     return 2 * (trunk + lstm + core) / PEAK * 1e3
 
 
@@ -159,7 +166,7 @@ def on_gpu(
         eager = gpu_milliseconds(step, 10)
         replay = captured(step)
         fast = gpu_milliseconds(replay, 50)
-        floor = floor_milliseconds(config, images, questions)
+        floor = floor_milliseconds(config, images, batch[1])
         found[name] = {
             "questions_per_second": round(count / fast * 1e3),
             "milliseconds": round(fast, 3),

@@ -46,7 +46,7 @@ def make_block(split: str, block: int) -> list[tuple[Plan, list[tuple[list[str],
                 for channel, (name, value) in enumerate(VALUES)
                 if getattr(thing, name) == value
             ]
-        asked = [(re.findall(r"\w+|[,;]", q.text), q.answer) for q in asker.ask(scene, G)]
+        asked = [(re.findall(r"\w+|[,;]", q.text.lower()), q.answer) for q in asker.ask(scene, G)]
         if len(asked) == G:
             made.append((plan, asked))
     return made

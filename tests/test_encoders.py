@@ -218,7 +218,7 @@ def test_other_shapes_than_images_are_refused_with_a_sentence() -> None:
     ):
         FeatureTrunk(preset("paper", d=8))(torch.zeros(2, 512, 14, 14))
     with pytest.raises(
-        InputError, match=r"pictures are \(2, 3, 64, 64\); they must be \(images, h"
+        InputError, match=r"pictures are \(2, 3, 64, 64\) of torch.float32; they must be"
     ):
         PixelTrunk(preset("paper", d=8))(torch.zeros(2, 3, 64, 64))
 
@@ -226,3 +226,11 @@ def test_other_shapes_than_images_are_refused_with_a_sentence() -> None:
 def test_a_hole_in_a_question_does_not_shorten_it() -> None:
     encoder = QuestionEncoder(preset("paper", d=8, dropout=NO_DROPOUT), vocabulary=5)
     assert encoder(torch.tensor([[1, 0, 2, 0]])).is_pad.tolist() == [[False, False, False, True]]
+
+
+def test_contextual_words_are_not_dropped() -> None:
+    dropout = replace(NO_DROPOUT, question=0.5, image=0.5, control=0.5, memory=0.5, output=0.5)
+    encoder = QuestionEncoder(small(dropout=dropout), vocabulary=9)
+    dropped, kept = encoder.train()(QUESTIONS), encoder.eval()(QUESTIONS)
+    assert torch.equal(dropped.words, kept.words)
+    assert not torch.equal(dropped.q, kept.q)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from macnet.models.config import NO_DROPOUT
 from macnet.models.interaction import interact
 from macnet.models.mac import MACNetwork
 from macnet.models.presets import PRESETS, preset
+from macnet.models.repeated import RepeatedAttention
 
 pytestmark = [
     pytest.mark.gpu,
@@ -58,6 +60,19 @@ def test_attention_is_the_plain_one(n: int, groups: int, size: int, d: int, padd
     found, found_dlogits = attend_backward(dsums, low(weights)[0], elements, is_pad)
     assert error(found, dz) < BF16
     assert error(found_dlogits, dlogits) < BF16
+
+
+@pytest.mark.parametrize("groups", [1, 5])
+def test_attention_reads_any_mask_and_float16(groups: int) -> None:
+    """Padding in the middle, the same for all and thus a view without memory of its own."""
+    torch.manual_seed(0)
+    elements = torch.randn(6, 30, 64)
+    is_pad = (torch.rand(30) < 0.5).expand(6, 30)
+    z = torch.randn(6 * groups, 64)
+    wanted, _ = RepeatedAttention(elements.double(), is_pad)(z.double())
+    found, weights = RepeatedAttention(elements.half().cuda(), is_pad.cuda())(z.half().cuda())
+    assert error(found, wanted) < BF16
+    assert weights[:, is_pad[0].cuda()].count_nonzero() == 0
 
 
 def interaction(n: int, groups: int, size: int, d: int) -> list[Tensor]:
@@ -184,3 +199,26 @@ def test_a_step_can_be_captured_in_a_graph(name: str) -> None:
         step(plain, optimisers[0], tensors)
     for (key, x), y in zip(graphed.named_parameters(), plain.parameters(), strict=True):
         assert error(x, y) < 1e-2, key
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_graph_draws_other_masks_at_each_replay_and_evaluation_draws_none(name: str) -> None:
+    features, questions, _ = (x.cuda() for x in batch(6, 5))
+    net = network(name, dropout=preset(name).dropout).cuda()
+    side = torch.cuda.Stream()
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            net(features, questions)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            logits = net(features, questions)
+        drawn = []
+        for _ in range(3):
+            graph.replay()
+            drawn.append(logits.clone())
+        assert all(error(a, b) > 1e-3 for a, b in itertools.pairwise(drawn))
+        before = torch.cuda.get_rng_state()
+        net.eval()(features, questions)
+        assert torch.equal(torch.cuda.get_rng_state(), before)

@@ -457,20 +457,45 @@ def test_a_gate_bias_of_one_favours_new_memory(
 def test_weights_start_glorot_uniform_and_biases_zero(base: str) -> None:
     """But the LSTM's and the gate's biases, and the states, which are drawn from N(0, 1)."""
     torch.manual_seed(0)
-    config = small(base=base, d=64, self_attention=True)
-    reasoner = Reasoner(config)
-    for name, values in reasoner.named_parameters():
-        if name in ("m0", "c0"):
+    config = small(base=base, d=64, self_attention=True, gate=True)
+    net = MACNetwork(config, vocabulary=9, answers=28)
+    for name, values in net.named_parameters():
+        if name.endswith(("m0", "c0")):
             assert abs(values.std() - 1) < 0.3, name
+        elif name.startswith(("question.lstm", "question.embedding")):
+            continue
         elif name.endswith("bias"):
-            assert values.eq(0).all(), name
+            assert values.eq(0).all() or "gate" in name, name
         else:
             outputs, inputs = values.shape[-2:]
+            if values.dim() == 4:  # a convolution
+                outputs, inputs = (9 * channels for channels in values.shape[:2])
             if outputs == 1:  # a vector, for which TensorFlow takes d as both
                 outputs = inputs
             bound = math.sqrt(6 / (inputs + outputs))
             assert 0.9 * bound < values.abs().max() <= bound, name
             assert abs(values.mean()) < 0.2 * bound, name
+
+
+@both_forms
+def test_what_is_summed_is_not_dropped(literal: bool) -> None:
+    """r3.3 sums K itself, though r1 and r2 see it dropped; with m_i = r_i, the memory shows it."""
+    dropout = without_dropout_but(knowledge=0.5)
+    config = small(base="reference", write="retrieved", dropout=dropout)
+    case = Case.of(config)
+    _, steps = case.run(scrambled(Reasoner(config)).train(), literal=literal)
+    k = case.elements.repeat_interleave(2, 0)
+    for step in steps:
+        assert_close(torch.einsum("bl,bld->bd", step.knowledge, k), step.memory, "r")
+
+
+@both_forms
+def test_the_gate_sees_the_control_as_it_is(literal: bool) -> None:
+    config = small(gate=True, dropout=without_dropout_but(control=0.5))
+    reasoner = scrambled(Reasoner(config)).train()
+    _, steps = Case.of(config).run(reasoner, literal=literal)
+    for step in steps:
+        assert_close(reasoner.cells[0].write.gate(step.control), step.gate, "gate")
 
 
 # --- How it runs -----------------------------------------------------------------------------

@@ -314,10 +314,6 @@ def test_64_questions_are_learned_by_heart(base: str, options: bool) -> None:
             {"separate": False, "control": "none", "attend": "nothing"},
             "control is 'none' but separate is False, .* or for control paper or reference or",
         ),
-        (
-            {"control": "none", "attend": "nothing", "output_question": False},
-            'control is "none" but output_question is False.* choose output_question True',
-        ),
         ({"gate": True, "gate_bias": "x"}, "gate_bias is 'x'; it must be a number"),
         ({"gate": True, "gate_bias": float("nan")}, "gate_bias is nan; it must be a number"),
         ({"embedding_low": "x"}, "embedding_low is 'x'; it must be a number below 1"),
@@ -358,6 +354,13 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
 def test_a_row_can_be_typed() -> None:
     assert ablation("gate bias -1") == ablation("gate bias −1")
     assert ablation("W * retrieved + b -> memory") == ablation("W · retrieved + b → memory")
+
+
+def test_dropout_can_be_changed_in_part() -> None:
+    changed = preset("reference", dropout={"memory": 0.2}).dropout
+    assert changed == replace(preset("reference").dropout, memory=0.2)
+    with pytest.raises(InputError, match=r"there is no dropout.memories; choose among words, hold"):
+        preset("reference", dropout={"memories": 0.2})
 
 
 def test_a_configuration_cannot_be_changed_in_place() -> None:

@@ -191,3 +191,13 @@ def test_nothing_outlives_the_pass(layer: Any, backward: bool) -> None:
             y.backward()
         del y, repeated
         assert [ref() for ref in alive] == [None] * 4
+
+
+@pytest.mark.parametrize("layer", [RepeatedLinear, RepeatedAttention])
+def test_a_change_in_place_before_the_backward_pass_is_noticed(layer: Any) -> None:
+    shared = values(3, 3) if layer is RepeatedLinear else values(2, 4, 3)
+    out = layer(shared)(values(2, 3, seed=1))
+    with torch.no_grad():
+        shared.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (out if isinstance(out, Tensor) else out[0]).sum().backward()

@@ -21,7 +21,8 @@ def attend(z: Tensor, elements: Tensor, is_pad: Tensor | None) -> tuple[Tensor, 
     if _has_kernel(elements):
         from macnet.models.attention_kernel import launch
 
-        return launch(z, elements, is_pad)
+        with torch.cuda.device_of(elements):
+            return launch(z, elements, is_pad)
     logits = z.view(n, -1, z.shape[-1]) @ elements.transpose(1, 2)  # (N, G, L)
     if is_pad is not None:
         logits = logits.masked_fill(is_pad[:, None], -torch.inf)
@@ -37,7 +38,8 @@ def attend_backward(
     if _has_kernel(elements):
         from macnet.models.attention_kernel import launch
 
-        return launch(dsums, elements, is_pad, weights)
+        with torch.cuda.device_of(elements):
+            return launch(dsums, elements, is_pad, weights)
     weights = weights.view(n, -1, size)
     dweights = dsums.reshape(n, -1, d) @ elements.transpose(1, 2)  # (N, G, L)
     dlogits = weights * (dweights - (weights * dweights).sum(-1, keepdim=True))

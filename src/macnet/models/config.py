@@ -179,11 +179,6 @@ class MACConfig:
                         f"for both has no such thing; choose separate True, or for {name} "
                         + " or ".join(map(str, only))
                     )
-        if self.control == "none" and not self.output_question:
-            raise InputError(
-                'control is "none" but output_question is False, so that no question is heard; '
-                "choose output_question True, or another control"
-            )
 
 
 SINGLE_STATE: dict[str, tuple[str | bool, ...]] = {

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from macnet.errors import InputError
@@ -17,7 +19,7 @@ from macnet.models.repeated import over_many
 PAD = 0
 """The token that fills up short questions."""
 SMALL_TABLE = 512
-"""Up to so many words are looked up by a product."""
+"""Up to so many words have their gradient by a product."""
 
 
 class Question(NamedTuple):
@@ -79,14 +81,30 @@ class QuestionEncoder(nn.Module):
 
 
 def look_up(table: Tensor, tokens: Tensor) -> Tensor:
-    """Each token's row of the table, but zeros for PAD, and no gradient."""
+    """Each token's row of the table; no gradient reaches that of PAD."""
+    table = table.to(working_dtype(table))
     if len(table) > SMALL_TABLE or not table.is_cuda:
         return F.embedding(tokens, table, padding_idx=PAD)
-    # A lookup's gradient is a sort and a scatter; a product with few words is faster.
-    one_hot = tokens[..., None] == torch.arange(len(table), device=table.device)
-    dtype = working_dtype(table)
-    one_hot[..., PAD] = False
-    return one_hot.to(dtype) @ table.to(dtype)
+    vectors: Tensor = _SmallTable.apply(table, tokens)  # type: ignore[no-untyped-call]
+    return vectors
+
+
+class _SmallTable(Function):
+    """A lookup's gradient is a sort and a scatter; a product with few words is faster on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, tokens: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens)
+        ctx.words = len(table)
+        return F.embedding(tokens, table)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dvectors: Tensor) -> tuple[Tensor, None]:
+        (tokens,) = ctx.saved_tensors
+        is_word = tokens.flatten() == torch.arange(ctx.words, device=tokens.device)[:, None]
+        is_word[PAD] = False
+        return is_word.to(dvectors.dtype) @ dvectors.flatten(0, -2), None
 
 
 class FeatureTrunk(nn.Module):
@@ -134,9 +152,10 @@ class PixelTrunk(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, pictures: Tensor) -> Knowledge:
-        if pictures.dim() != 4 or pictures.shape[3] != 3:
+        if pictures.dim() != 4 or pictures.shape[3] != 3 or pictures.dtype != torch.uint8:
             raise InputError(
-                f"pictures are {tuple(pictures.shape)}; they must be (images, height, width, 3)"
+                f"pictures are {tuple(pictures.shape)} of {pictures.dtype}; they must be "
+                "(images, height, width, 3) of torch.uint8"
             )
         pixels = pictures.permute(0, 3, 1, 2).to(working_dtype(self.trunk.first.weight))
         knowledge: Knowledge = self.trunk(self.features(pixels / 127.5 - 1))

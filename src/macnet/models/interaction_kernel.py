@@ -40,7 +40,8 @@ def interact(
     rate: float,
 ) -> Tensor:
     """As in `interaction.py`."""
-    logits: Tensor = _Interact.apply(m, c, k, direct, hidden, combine, bias, score, rate)
+    with torch.cuda.device_of(k):
+        logits: Tensor = _Interact.apply(m, c, k, direct, hidden, combine, bias, score, rate)
     return logits
 
 
@@ -66,7 +67,8 @@ class _Interact(Function):
         z = F.linear(x, hidden)
         _activate[grid](z, direct, **options)
         v = F.linear(z, combine, bias)
-        seed = torch.randint(2**31, (1,), device=k.device)
+        # Drawn only where it is needed: an evaluation is not to change the training after it.
+        seed = torch.randint(2**31, (1,), device=k.device) if rate else m.new_empty(0)
         logits = k.new_empty(n, groups, size, dtype=torch.float32)
         elements, warps = JUDGED
         _judge[(n * groups, triton.cdiv(size, elements))](
@@ -180,7 +182,7 @@ def _meet_back(
     k = tl.load(k_ptr + n * size * D + at, mask=exists, other=0.0).to(tl.float32)
     dk = tl.zeros((ELEMENTS, COLUMNS), tl.float32)
     # Each block of elements has its own part of dm; they are added up afterwards.
-    dm_ptr += tl.program_id(1) * tl.num_programs(0) * groups * D
+    dm_ptr += tl.program_id(1).to(tl.int64) * tl.num_programs(0) * groups * D
     for g in range(groups):
         question = n * groups + g
         m = tl.load(m_ptr + question * D + column[None]).to(tl.float32)

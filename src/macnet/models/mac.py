@@ -12,7 +12,7 @@ for each question by the one, for each knowledge base by the other.)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -110,14 +110,14 @@ class ControlUnit(nn.Module):
         cast = self.cast.begin(question.words, question.is_pad)
         return lambda i, c_prev: cast(query(i, c_prev))
 
-    def forward(self, c: Tensor, question: Question) -> tuple[Tensor, Tensor | None]:
-        """All steps at once, for control never looks at memory: c (steps, B, d), cv."""
+    def forward(self, c: Tensor, question: Question) -> tuple[Tensor, Sequence[Tensor] | None]:
+        """All steps at once, for control never looks at memory: c (steps, B, d), cv of each."""
         if not self.query.recurrent:  # then not even at itself: all queries go in one
             cq = self.query.all(c, question.q) * self.cast.scale  # (steps, B, d)
             cast = self.cast.begin(question.words, question.is_pad)
             c, cv = cast(cq.transpose(0, 1).flatten(0, 1))  # (B·steps, d), (B·steps, S)
             if cv is not None:
-                cv = cv.view(-1, self.steps, cv.shape[-1]).transpose(0, 1)
+                cv = cv.view(-1, self.steps, cv.shape[-1]).transpose(0, 1).unbind()
             return c.view(-1, self.steps, c.shape[-1]).transpose(0, 1), cv
         step = self.begin(question)
         done = []
@@ -125,7 +125,7 @@ class ControlUnit(nn.Module):
             c, cv = step(i, c)
             done.append((c, cv))
         controls, attention = zip(*done, strict=True)
-        return torch.stack(controls), None if cv is None else torch.stack(attention)
+        return torch.stack(controls), None if cv is None else attention
 
     def queries(self, c_prev: Tensor, question: Question) -> Tensor:
         """cq of every step, for the reference's self-attention: (steps, B, d)."""
@@ -221,7 +221,7 @@ class MemoryGate(nn.Module):
 
     def __init__(self, config: MACConfig) -> None:
         super().__init__()
-        self.gate = linear(config.d, 1)
+        self.gate = scores(config.d, bias=True)
         # Table 2's rows give the bias of a gate on the new memory, as the authors' code has it.
         nn.init.constant_(self.gate.bias, -1.0 if config.gate_bias is None else -config.gate_bias)
 
@@ -327,7 +327,10 @@ class WriteUnit(nn.Module):
 
 
 class Step(NamedTuple):
-    """What a step did, for whoever wants to see it. Its attentions are without gradient."""
+    """What a step did, for whoever wants to see it: to be looked at, not trained on.
+
+    Attention has a gradient only in the literal form, and where plain torch computes it.
+    """
 
     words: Tensor | None  # cv: (B, S), the attention over the question
     knowledge: Tensor  # rv: (B, L), the attention over the knowledge base
@@ -370,7 +373,7 @@ class MACCell(_Cell):
     ) -> list[Step]:
         """Take the steps, and add their states to the past."""
         before = past[-1].control
-        c, cv = self.control(before, question)  # (steps, B, d), (steps, B, S)
+        c, cv = self.control(before, question)  # (steps, B, d), and (B, S) of each
         cq = None
         if self.write.joined:
             cq = self.control.queries(torch.cat([before[None], c[:-1]]), question)
@@ -390,11 +393,7 @@ class MACCell(_Cell):
         self, past: list[State], question: Question, knowledge: Knowledge, masks: Masks
     ) -> list[Step]:
         """The same, as the paper has it: step by step, and a knowledge base for each question."""
-        groups = len(question.q) // len(knowledge.elements)
-        k = knowledge.elements.repeat_interleave(groups, 0)  # (B, L, d)
-        is_pad = knowledge.is_pad
-        if is_pad is not None:
-            is_pad = is_pad.repeat_interleave(groups, 0)
+        k, is_pad = _for_each(question, knowledge)
         taken = []
         for i in range(self.steps):
             c_prev, m_prev = past[-1]
@@ -433,7 +432,28 @@ class SingleStateCell(_Cell):
             taken.append(Step(cv, rv, None, None, c, h))
         return taken
 
-    literal = forward
+    def literal(
+        self, past: list[State], question: Question, knowledge: Knowledge, masks: Masks
+    ) -> list[Step]:
+        k, is_pad = _for_each(question, knowledge)
+        taken = []
+        for i in range(self.steps):
+            h = past[-1].memory
+            _, c, cv = self.control.literal(i, h, question)
+            read, control = self._to_read(h, masks), drop(c, masks.control)
+            r, rv = self.read.literal(read, control, k, is_pad)
+            h = self.write(torch.cat([r, h, c], -1))
+            past.append(State(h, h))
+            taken.append(Step(cv, rv, None, None, c, h))
+        return taken
+
+
+def _for_each(question: Question, knowledge: Knowledge) -> tuple[Tensor, Tensor | None]:
+    """A knowledge base for each question: (B, L, d), and its padding (B, L)."""
+    groups = len(question.q) // len(knowledge.elements)
+    k, is_pad = knowledge
+    is_pad = is_pad if is_pad is None else is_pad.repeat_interleave(groups, 0)
+    return k.repeat_interleave(groups, 0), is_pad
 
 
 # --- 2.2, 2.3  The recurrent network and the output unit -------------------------------------
@@ -457,6 +477,12 @@ class Reasoner(nn.Module):
         """The final memory m_p (B, d), and all the steps that led there."""
         q, k = question.q, knowledge.elements
         refuse_uneven(len(q), len(k))
+        is_pad = knowledge.is_pad
+        if is_pad is not None and (is_pad.dtype != torch.bool or is_pad.shape != k.shape[:2]):
+            raise InputError(
+                f"the knowledge base's padding is {tuple(is_pad.shape)} of {is_pad.dtype}; it must "
+                f"be {tuple(k.shape[:2])} of torch.bool"
+            )
         if k.dim() != 3 or k.shape[-1] != len(self.m0):
             raise InputError(
                 f"the knowledge base is {tuple(k.shape)}; it must be (bases, elements, "
@@ -464,6 +490,7 @@ class Reasoner(nn.Module):
             )
         each = q.new_ones(len(q), 1)  # as a product, for its gradient is one then, not a slow sum
         m0 = each @ self.m0[None].to(q.dtype)
+        # Where c_0 is not learned it is q, or else no unit looks at it.
         c0 = q if self.c0 is None else each @ self.c0[None].to(q.dtype)
         masks = Masks(
             held_mask(m0, self.dropout.control, self.training),
@@ -536,6 +563,8 @@ class MACNetwork(nn.Module):
     def _answer(
         self, images: Tensor, questions: Tensor, *, literal: bool = False
     ) -> tuple[Tensor, list[Step]]:
+        if questions.dim() != 2:
+            raise InputError(f"questions are {tuple(questions.shape)}; they must be (B, words)")
         refuse_uneven(len(questions) if questions.numel() else 0, len(images))
         question, knowledge = self.question(questions), self.image(images)
         memory, steps = self.reasoner(question, knowledge, literal=literal)

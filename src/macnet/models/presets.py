@@ -70,7 +70,10 @@ TABLE_2: Mapping[str, Mapping[str, Any]] = {
 
 
 def preset(name: str, **changes: Any) -> MACConfig:
-    """The configuration of that name, with changes to its fields: preset("paper", p=4)."""
+    """The configuration of that name, with changes to its fields: preset("paper", p=4).
+
+    Dropout can be changed in part: preset("reference", dropout={"memory": 0.2}).
+    """
     if str(name) not in PRESETS:
         raise InputError(f"preset is {name!r}; choose one of {', '.join(PRESETS)}")
     return _changed(PRESETS[name], changes)
@@ -96,4 +99,11 @@ def _changed(config: MACConfig, changes: Mapping[str, Any]) -> MACConfig:
     if unknown:
         fields = ", ".join(config.__dataclass_fields__)
         raise InputError(f"there is no field {unknown[0]!r}; choose among {fields}")
+    dropout = changes.get("dropout")
+    if isinstance(dropout, Mapping):
+        unknown = sorted(set(dropout) - set(config.dropout.__dataclass_fields__))
+        if unknown:
+            places = ", ".join(config.dropout.__dataclass_fields__)
+            raise InputError(f"there is no dropout.{unknown[0]}; choose among {places}")
+        changes = {**changes, "dropout": replace(config.dropout, **dropout)}
     return replace(config, **changes)

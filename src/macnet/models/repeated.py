@@ -92,7 +92,7 @@ class _StepLinear(Function):
     def forward(
         ctx: Any, x: Tensor, plus: Tensor | None, token: Tensor, tape: _LinearTape
     ) -> Tensor:
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(x, tape.weight)  # so that torch notices if it is changed meanwhile
         ctx.tape = tape
         if plus is not None:
             return torch.addmm(plus, x, tape.weight.t())
@@ -101,10 +101,10 @@ class _StepLinear(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (x,) = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
         ctx.tape.keep(x.flatten(0, -2), dy.flatten(0, -2))
         plus = dy if ctx.needs_input_grad[1] else None
-        return dy @ ctx.tape.weight, plus, dy.new_empty(0), None
+        return dy @ weight, plus, dy.new_empty(0), None
 
 
 class RepeatedAttention:
@@ -131,7 +131,8 @@ class _AttentionTape(_Tape):
 class _GatherAttention(Function):
     @staticmethod
     def forward(ctx: Any, elements: Tensor, is_pad: Tensor | None, tape: _AttentionTape) -> Tensor:
-        tape.elements, tape.is_pad = elements.contiguous(), is_pad
+        tape.elements = elements.contiguous()
+        tape.is_pad = is_pad if is_pad is None else is_pad.contiguous()
         ctx.tape = tape
         return elements.new_empty(0)
 
@@ -150,7 +151,7 @@ class _StepAttention(Function):
     @staticmethod
     def forward(ctx: Any, z: Tensor, token: Tensor, tape: _AttentionTape) -> tuple[Tensor, Tensor]:
         sums, weights = attend(z, tape.elements, tape.is_pad)
-        ctx.save_for_backward(z, weights)
+        ctx.save_for_backward(z, weights, tape.elements)
         ctx.mark_non_differentiable(weights)
         ctx.tape = tape
         return sums, weights
@@ -158,7 +159,7 @@ class _StepAttention(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dsums: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        z, weights = ctx.saved_tensors
-        dz, dlogits = attend_backward(dsums, weights, ctx.tape.elements, ctx.tape.is_pad)
+        z, weights, elements = ctx.saved_tensors
+        dz, dlogits = attend_backward(dsums, weights, elements, ctx.tape.is_pad)
         ctx.tape.keep(z, weights, dsums, dlogits)
         return dz, dz.new_empty(0), None
