@@ -1,7 +1,7 @@
 """Questions per second of the network: as it runs, and by the equations as printed, in one run.
 
     python benchmarks/model.py --out results/model_speed_h200.json      # on a GPU: training steps
-    python benchmarks/model.py --device cpu --out results/model_speed_cpu.json   # inference
+    python benchmarks/model.py --device cpu --images 8 --out results/model_speed_cpu.json  # inference
 
 A training step is all of it: image trunk on 1024×14×14 features, question encoder, p steps, output,
 loss, backward pass, clipping, Adam and the moving average of the weights, in bfloat16 where
