@@ -1,12 +1,14 @@
 """Questions per second of the network: as it runs, and by the equations as printed, in one run.
 
-    python benchmarks/model.py --out results/model_speed_h200.json      # on a GPU: training steps
-    python benchmarks/model.py --device cpu --images 8 --out results/model_speed_cpu.json  # inference
+    python benchmarks/model.py --out results/model_speed_h200.json  # on a GPU: training
+    python benchmarks/model.py --device cpu --images 8 --out results/model_speed_cpu.json
 
-A training step is all of it: image trunk on 1024×14×14 features, question encoder, p steps, output,
-loss, backward pass, clipping, Adam and the moving average of the weights, in bfloat16 where
-autocast wants it. It is captured in a CUDA graph, as training will do. The questions have the
-lengths of our world's, which are CLEVR's, and are padded to the longest CLEVR has.
+On a CPU that is inference. A training step is all of it: image trunk on 1024×14×14 features,
+question encoder, p steps, output, loss, backward pass, clipping, Adam and the moving average of the
+weights, in bfloat16 where autocast wants it, captured in a CUDA graph, as training will do. The
+questions have the lengths of our world's, which are CLEVR's, and are padded to the longest CLEVR
+has. "Literal" is the equations as printed, step by step, a knowledge base for each question (but
+the trunk once per image, to its advantage), run as torch runs it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/precision.py --out results/precision_h200.json
 
 The task is CLEVR's questions about symbolic pictures: a 14×14 floor plan on which each object is a
-one-hot of its attributes. That is learned within a minute, and takes trunk, words and steps alike.
+one-hot of its attributes, which takes trunk, words and steps alike.
 Float32 is strict: no TF32. Each seed draws its own weights, batches and dropout masks.
 """
 
@@ -46,7 +46,7 @@ def make_block(split: str, block: int) -> list[tuple[Plan, list[tuple[list[str],
                 for channel, (name, value) in enumerate(VALUES)
                 if getattr(thing, name) == value
             ]
-        asked = [(re.findall(r"\w+|[,;]", q.text.lower()), q.answer) for q in asker.ask(scene, G)]
+        asked = [(re.findall(r"\w+|[,;]", q.text), q.answer) for q in asker.ask(scene, G)]
         if len(asked) == G:
             made.append((plan, asked))
     return made
@@ -157,7 +157,7 @@ if __name__ == "__main__":
     train, val = (
         tuple(x.to(args.device) for x in encode(some, words, answers)) for some in (made, unseen)
     )
-    config = preset(args.preset, d=args.d, p=args.p, channels=len(VALUES), coordinates=True)
+    config = preset(args.preset, d=args.d, p=args.p, channels=len(VALUES))
     every = max(1, args.steps // 10)
     curves: dict[str, list] = {"float32": [], "bfloat16": []}
     for seed in range(args.seeds):

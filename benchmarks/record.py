@@ -16,11 +16,12 @@ import torch
 
 def keep(out: Path | None, what: str, **numbers: Any) -> None:
     """Print a measurement, and write it to a file of its own."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     record = {
         "what": what,
         "command": shlex.join(["python", *sys.argv]),
-        "commit": commit.stdout.strip(),
+        # A copy of the tree on another machine may lack its history.
+        "commit": os.environ.get("MACNET_COMMIT") or git.stdout.strip(),
         "cpu": f"{platform.machine()}, {os.cpu_count()} cores",
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
@@ -28,6 +29,6 @@ def keep(out: Path | None, what: str, **numbers: Any) -> None:
         **numbers,
     }
     text = json.dumps(record, indent=1)
-    print(text)
     if out:
         out.write_text(text + "\n")
+    print(text)
