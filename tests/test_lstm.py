@@ -239,7 +239,9 @@ def test_a_captured_graph_reads_what_it_is_given(units: int) -> None:
 
     def step() -> list[Tensor]:
         states, last = lstm(x, lengths)
-        return [states, last, *torch.autograd.grad((states, last), leaves, down)]
+        gradients = torch.autograd.grad((states, last), leaves, down)
+        # Detached, or the graph would live on and be met again on another stream.
+        return [states.detach(), last.detach(), *gradients]
 
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())
