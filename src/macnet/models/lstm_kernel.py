@@ -27,7 +27,7 @@ from torch.autograd.function import once_differentiable
 
 try:
     from macnet.models import lstm_persistent as persistent
-except ImportError:  # it is for some releases of Triton
+except (ImportError, AttributeError):  # it is for some releases of Triton
     persistent = None  # type: ignore[assignment]
 
 
