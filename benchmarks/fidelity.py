@@ -115,7 +115,7 @@ def ask_block(block: int) -> Tally:
     rngs = [random.Random(f"scene {block} {i}") for i in range(BLOCK)]
     asker = Asker(random.Random(f"questions {block}"))
     tally = Tally()
-    for scene in sample_scenes(rngs, all_visible=lambda scenes: [True] * len(scenes)):
+    for scene in sample_scenes(rngs):
         for question in asker.ask(scene):
             tally.add(*question)
     return tally

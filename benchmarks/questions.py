@@ -22,7 +22,7 @@ from record import keep
 
 def place(block: int, images: int) -> list[Scene]:
     rngs = [random.Random(f"scene {block} {i}") for i in range(images)]
-    return sample_scenes(rngs, all_visible=lambda scenes: [True] * len(scenes))
+    return sample_scenes(rngs)
 
 
 def ask(block: int, scenes: list[Scene]) -> tuple[int, float]:

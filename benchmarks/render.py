@@ -26,7 +26,7 @@ from record import keep
 
 def place(count: int) -> list[Scene]:
     rngs = [random.Random(f"scene {i}") for i in range(count)]
-    return sample_scenes(rngs, all_visible=lambda scenes: [True] * len(scenes))
+    return sample_scenes(rngs)
 
 
 def on_one_core(task: tuple[list[Scene], tuple[int, int], str]) -> None:

@@ -29,7 +29,7 @@ NUMBER_OPERATORS = ("equal_integer", "less_than", "greater_than")
 
 def sample(count: int, name: str) -> list[Scene]:
     rngs = [random.Random(f"{name} {i}") for i in range(count)]
-    return sample_scenes(rngs, all_visible=lambda scenes: [True] * len(scenes))
+    return sample_scenes(rngs)
 
 
 @pytest.fixture(scope="module")

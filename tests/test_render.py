@@ -57,7 +57,7 @@ def at(right: float, behind: float, **attributes: Any) -> Object:
 def sample(seed: int, count: int) -> list[Scene]:
     """Scenes in which objects may hide each other."""
     rngs = [random.Random(f"{seed}/{i}") for i in range(count)]
-    return sample_scenes(rngs, lambda scenes: [True] * len(scenes))
+    return sample_scenes(rngs)
 
 
 def pictures(scenes: Sequence[Scene], width: int, height: int, **options: Any) -> np.ndarray:

@@ -152,12 +152,13 @@ def place_objects(
 
 def sample_scenes(
     rngs: Sequence[random.Random],
-    all_visible: Callable[[list[Scene]], Iterable[bool]],
+    all_visible: Callable[[list[Scene]], Iterable[bool]] | None = None,
     condition: Condition | None = None,
 ) -> list[Scene]:
     """One scene per generator; where an object is hidden, the objects are placed anew.
 
-    `all_visible` judges many scenes at once, because it has to look at pictures of them.
+    `all_visible` judges many scenes at once, because it has to look at pictures of them. Without
+    it nobody looks, and objects may hide each other.
     """
 
     def jittered(location: Vector, amount: float, rng: random.Random) -> Vector:
@@ -176,6 +177,8 @@ def sample_scenes(
         for i in waiting:
             objects = place_objects(rngs[i], counts[i], condition)
             scenes[i] = Scene(objects, scenes[i].camera, scenes[i].lamps)
+        if all_visible is None:
+            break
         verdicts = all_visible([scenes[i] for i in waiting])
         waiting = [i for i, visible in zip(waiting, verdicts, strict=True) if not visible]
     return scenes
