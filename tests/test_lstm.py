@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from macnet.models.lstm import BiLSTM, kernel, plain
+from macnet.models.layers import takes_kernels
+from macnet.models.lstm import BiLSTM, plain
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -149,7 +150,7 @@ def one_launch_per_word(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_kernels_are_the_plain_form(
     batch: int, steps: int, inputs: int, units: int, parameters: torch.dtype
 ) -> None:
-    assert kernel() is not None
+    assert takes_kernels(torch.device("cuda"), torch.bfloat16)
     torch.manual_seed(4)
     x, lengths = (a.cuda() for a in questions(batch, steps, inputs))
     lengths[-1] = 2  # so that the recurrent weights have a gradient even in a batch of one

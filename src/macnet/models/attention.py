@@ -6,11 +6,10 @@ Keys and values are the same elements, as in the control unit (words) and in the
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-
 import torch
 from torch import Tensor
+
+from macnet.models.layers import takes_kernels
 
 MAX_ELEMENTS = 1024  # what one block of the kernel holds
 
@@ -21,8 +20,7 @@ def attend(z: Tensor, elements: Tensor, is_pad: Tensor | None) -> tuple[Tensor, 
     if _has_kernel(elements):
         from macnet.models.attention_kernel import launch
 
-        with torch.cuda.device_of(elements):
-            return launch(z, elements, is_pad)
+        return launch(z, elements, is_pad)
     logits = z.view(n, -1, z.shape[-1]) @ elements.transpose(1, 2)  # (N, G, L)
     if is_pad is not None:
         logits = logits.masked_fill(is_pad[:, None], -torch.inf)
@@ -38,8 +36,7 @@ def attend_backward(
     if _has_kernel(elements):
         from macnet.models.attention_kernel import launch
 
-        with torch.cuda.device_of(elements):
-            return launch(dsums, elements, is_pad, weights)
+        return launch(dsums, elements, is_pad, weights)
     weights = weights.view(n, -1, size)
     dweights = dsums.reshape(n, -1, d) @ elements.transpose(1, 2)  # (N, G, L)
     dlogits = weights * (dweights - (weights * dweights).sum(-1, keepdim=True))
@@ -47,15 +44,4 @@ def attend_backward(
 
 
 def _has_kernel(elements: Tensor) -> bool:
-    return elements.shape[1] <= MAX_ELEMENTS and takes_kernels(elements)
-
-
-def takes_kernels(x: Tensor) -> bool:
-    """Whether products with x run on tensor cores and Triton is there to write them with."""
-    return x.is_cuda and x.dtype in (torch.bfloat16, torch.float16) and _triton_is_there()
-
-
-@functools.cache
-def _triton_is_there() -> bool:
-    """Torch for CUDA brings it along, but not on every platform."""
-    return importlib.util.find_spec("triton") is not None
+    return elements.shape[1] <= MAX_ELEMENTS and takes_kernels(elements.device, elements.dtype)

@@ -25,33 +25,29 @@ def launch(
     out, between = torch.empty_like(x), x.new_empty(len(x), size)
     queries = len(x) // n
     block = max(16, triton.next_power_of_2(size))
-    if queries == 1 and block <= 64 and d == triton.next_power_of_2(d) <= 1024:
-        _attention_of_one[(n,)](
-            *(x, elements, x if is_pad is None else is_pad, x if weights is None else weights),
-            *(out, between, size),
-            D=d,
-            HAS_PAD=is_pad is not None,
-            BACKWARD=weights is not None,
-            BLOCK=block,
-            ROWS=8,
-            num_warps=2,
+    # What is not there is not read either, but must have an address.
+    arrays = (x, elements, x if is_pad is None else is_pad, x if weights is None else weights)
+    options = {
+        "D": d,
+        "HAS_PAD": is_pad is not None,
+        "BACKWARD": weights is not None,
+        "BLOCK": block,
+    }
+    with torch.cuda.device_of(elements):
+        if queries == 1 and block <= 64 and d == triton.next_power_of_2(d) <= 1024:
+            _attention_of_one[(n,)](*(*arrays, out, between, size), **options, ROWS=8, num_warps=2)
+            return out, between
+        columns = 64 if block <= 256 else 32
+        parts = 2 if n < FEW and d % (2 * columns) == 0 else 1
+        _attention[(n, triton.cdiv(queries, QUERIES), parts)](
+            *(*arrays, out, between, queries, size),
+            **options,
+            QUERIES=QUERIES,
+            COLUMNS=columns,
+            PARTS=parts,
+            num_warps=2 if block <= 64 else 4,
+            num_stages=3,
         )
-        return out, between
-    columns = 64 if block <= 256 else 32
-    parts = 2 if n < FEW and d % (2 * columns) == 0 else 1
-    _attention[(n, triton.cdiv(queries, QUERIES), parts)](
-        *(x, elements, x if is_pad is None else is_pad, x if weights is None else weights),
-        *(out, between, queries, size),
-        D=d,
-        HAS_PAD=is_pad is not None,
-        BACKWARD=weights is not None,
-        QUERIES=QUERIES,
-        BLOCK=block,
-        COLUMNS=columns,
-        PARTS=parts,
-        num_warps=2 if block <= 64 else 4,
-        num_stages=3,
-    )
     return out, between
 
 

@@ -8,10 +8,11 @@ kernel each, forwards and backwards; elsewhere it is plain torch.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from macnet.models.attention import takes_kernels
+from macnet.models.layers import takes_kernels
 
 
 def interact(
@@ -27,10 +28,14 @@ def interact(
 ) -> Tensor:
     """score · dropout(ELU(c ⊙ (combine · ELU(hidden · (m ⊙ k) + direct) + bias))): (N, G, L)."""
     # m, c: (N, G, d)   k, direct: (N, L, d)   hidden, combine: (d, d)   bias, score: (d)
-    if takes_kernels(k) and k.shape[-1] in (128, 256, 512, 1024):
-        from macnet.models.interaction_kernel import interact as fused
+    if takes_kernels(k.device, k.dtype) and k.shape[-1] in (128, 256, 512, 1024):
+        from macnet.models.interaction_kernel import Interact
 
-        return fused(m, c, k, direct, hidden, combine, bias, score, rate)
+        with torch.cuda.device_of(k):
+            logits: Tensor = Interact.apply(  # type: ignore[no-untyped-call]
+                m, c, k, direct, hidden, combine, bias, score, rate
+            )
+        return logits
     x = F.elu(F.linear(m[:, :, None] * k[:, None], hidden) + direct[:, None])  # (N, G, L, d)
     x = F.elu(c[:, :, None] * F.linear(x, combine, bias))
     return F.dropout(x, rate) @ score

@@ -28,24 +28,9 @@ SUMMED = (8, 256, 1)  # where sums over elements are taken: so, each thread has 
 JUDGED = (8, 4)  # where whole rows are taken
 
 
-def interact(
-    m: Tensor,
-    c: Tensor,
-    k: Tensor,
-    direct: Tensor,
-    hidden: Tensor,
-    combine: Tensor,
-    bias: Tensor,
-    score: Tensor,
-    rate: float,
-) -> Tensor:
-    """As in `interaction.py`."""
-    with torch.cuda.device_of(k):
-        logits: Tensor = _Interact.apply(m, c, k, direct, hidden, combine, bias, score, rate)
-    return logits
+class Interact(Function):
+    """`interaction.interact`, where it is not plain."""
 
-
-class _Interact(Function):
     @staticmethod
     def forward(
         ctx: Any,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import math
 
 import torch
@@ -55,6 +57,18 @@ def held_mask(x: Tensor, rate: float, training: bool) -> Tensor | None:
 
 def drop(x: Tensor, mask: Tensor | None) -> Tensor:
     return x if mask is None else x * mask
+
+
+def takes_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether products run on tensor cores there, and Triton is there to write kernels with."""
+    low = dtype in (torch.bfloat16, torch.float16)
+    return device.type == "cuda" and low and _triton_is_there()
+
+
+@functools.cache
+def _triton_is_there() -> bool:
+    """Torch for CUDA brings it along, but not on every platform."""
+    return importlib.util.find_spec("triton") is not None
 
 
 def working_dtype(x: Tensor) -> torch.dtype:

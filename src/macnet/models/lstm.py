@@ -7,15 +7,12 @@ from its own last word, and the host never looks.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-# (x, lengths, weight_x, weight_h, bias, compute dtype) -> states, last
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, torch.dtype], tuple[Tensor, Tensor]]
+from macnet.models.layers import takes_kernels, working_dtype
 
 
 class BiLSTM(nn.Module):
@@ -50,23 +47,13 @@ class BiLSTM(nn.Module):
         # -> states (B, S, 2u): [forwards, backwards] at each word, zero at padding
         # -> last (B, 2u): [forwards at the last word, backwards at the first word]
         weights = self.weight_x, self.weight_h, self.bias
-        device = x.device.type
-        autocast = torch.is_autocast_enabled(device)
-        dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
+        dtype = working_dtype(x)
         tiles = self.weight_h.shape[-1] % 16 == 0  # tensor cores multiply in tiles of 16
-        if x.is_cuda and dtype in (torch.bfloat16, torch.float16) and tiles and (run := kernel()):
-            return run(x, lengths, *weights, dtype)
+        if tiles and takes_kernels(x.device, dtype):
+            from macnet.models.lstm_kernel import bilstm
+
+            return bilstm(x, lengths, *weights, dtype)
         return plain(x, lengths, *weights)
-
-
-@functools.cache
-def kernel() -> Kernel | None:
-    """The fast form, where Triton is installed: a CPU build of torch comes without."""
-    try:
-        from macnet.models.lstm_kernel import bilstm
-    except ImportError:
-        return None
-    return bilstm
 
 
 def plain(

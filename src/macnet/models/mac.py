@@ -420,28 +420,35 @@ class SingleStateCell(_Cell):
     def forward(
         self, past: list[State], question: Question, knowledge: Knowledge, masks: Masks
     ) -> list[Step]:
-        control = self.control.begin(question)
-        taken = []
-        for i in range(self.steps):
-            h = past[-1].memory
-            c, cv = control(i, h)
-            read = self.read.begin(knowledge, drop(c, masks.control)[None])
-            r, rv = read(0, self._to_read(h, masks))
-            h = self.write(torch.cat([r, h, c], -1))
-            past.append(State(h, h))
-            taken.append(Step(cv, rv, None, None, c, h))
-        return taken
+        def read(h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+            found: tuple[Tensor, Tensor] = self.read.begin(knowledge, c[None])(0, h)
+            return found
+
+        return self._take(self.control.begin(question), read, past, masks)
 
     def literal(
         self, past: list[State], question: Question, knowledge: Knowledge, masks: Masks
     ) -> list[Step]:
         k, is_pad = _for_each(question, knowledge)
+
+        def control(i: int, h: Tensor) -> tuple[Tensor, Tensor | None]:
+            _, c, cv = self.control.literal(i, h, question)
+            return c, cv
+
+        return self._take(control, lambda h, c: self.read.literal(h, c, k, is_pad), past, masks)
+
+    def _take(
+        self,
+        control: Callable[[int, Tensor], tuple[Tensor, Tensor | None]],
+        read: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        past: list[State],
+        masks: Masks,
+    ) -> list[Step]:
         taken = []
         for i in range(self.steps):
             h = past[-1].memory
-            _, c, cv = self.control.literal(i, h, question)
-            read, control = self._to_read(h, masks), drop(c, masks.control)
-            r, rv = self.read.literal(read, control, k, is_pad)
+            c, cv = control(i, h)
+            r, rv = read(self._to_read(h, masks), drop(c, masks.control))
             h = self.write(torch.cat([r, h, c], -1))
             past.append(State(h, h))
             taken.append(Step(cv, rv, None, None, c, h))

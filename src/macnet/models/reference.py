@@ -54,12 +54,10 @@ class RecurrentReferenceQuery(nn.Module):
         self.combine = linear(config.d, config.d)
 
     def literal(self, i: int, c_prev: Tensor, q: Tensor) -> Tensor:
-        u = self.question(torch.tanh(self.shared(q)))
-        cq: Tensor = self.combine(torch.tanh(self.hidden(torch.cat([c_prev, u], -1))))
-        return cq
+        return self.all(c_prev, q)
 
     def all(self, c_prev: Tensor, q: Tensor) -> Tensor:
-        # c_prev: (steps, B, d)
+        # c_prev: (steps, B, d), or (B, d) of one, as no step differs from another
         u = self.question(torch.tanh(self.shared(q))).expand_as(c_prev)
         cq: Tensor = self.combine(torch.tanh(self.hidden(torch.cat([c_prev, u], -1))))
         return cq
