@@ -45,9 +45,7 @@ def data(
     features = torch.randn(images, 1024, 14, 14, generator=generator).relu_()
     count = images * questions
     asker = Asker(random.Random(1))
-    scenes = sample_scenes(
-        [random.Random(i) for i in range(images)], lambda some: [True] * len(some)
-    )
+    scenes = sample_scenes([random.Random(i) for i in range(images)])
     asked = [question for scene in scenes for question in asker.ask(scene, questions)]
     lengths = torch.tensor([len(re.findall(r"\w+|[,;]", question.text)) for question in asked])
     tokens = torch.randint(1, VOCABULARY, (count, LONGEST), generator=generator)
@@ -78,7 +76,7 @@ def training_step(
     return step
 
 
-def captured(step: Callable[[], Tensor]) -> Callable[[], None]:
+def captured(step: Callable[[], object]) -> Callable[[], None]:
     """The step as a CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -10,9 +10,9 @@ Float32 is strict: no TF32. Each seed draws its own weights, batches and dropout
 from __future__ import annotations
 
 import argparse
-import random
 import re
 import statistics
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
@@ -21,48 +21,39 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from macnet.clevr.questions import BLOCK, Asker
-from macnet.clevr.scene import ATTRIBUTES, HALF_FLOOR, sample_scenes
+from macnet.clevr.questions import BLOCK
+from macnet.clevr.scene import ATTRIBUTES, HALF_FLOOR
 from macnet.models.mac import MACNetwork
 from macnet.models.presets import preset
+from model import LONGEST, captured
 from record import keep
 
-GRID, G = 14, 10
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from scene_table import Data, G, make_block
+
+GRID = 14
 VALUES = [(name, value) for name, values in ATTRIBUTES.items() for value in values]
-Plan = list[tuple[int, int, int]]  # channel, row and column of what is not zero
 
 
-def make_block(split: str, block: int) -> list[tuple[Plan, list[tuple[list[str], str]]]]:
-    """The plans of 250 scenes, and questions and answers about each."""
-    rngs = [random.Random(f"{split}/{block}/{i}") for i in range(BLOCK)]
-    asker = Asker(random.Random(f"{split}/{block}"))
-    made = []
-    for scene in sample_scenes(rngs, lambda scenes: [True] * len(scenes)):
-        plan = []
+def spelled(text: str) -> list[str]:
+    return re.findall(r"\w+|[,;]", text)
+
+
+def encode(data: Data, words: dict[str, int], answers: dict[str, int]) -> tuple[Tensor, ...]:
+    """Plans (N, C, 14, 14), questions (N, G, S), answers (N, G)."""
+    plans = torch.zeros(len(data), len(VALUES), GRID, GRID)
+    questions = torch.zeros(len(data), G, LONGEST, dtype=torch.int64)
+    given = torch.zeros(len(data), G, dtype=torch.int64)
+    for i, (scene, asked) in enumerate(data):
         for thing in scene.objects:
             y, x = (int((at / HALF_FLOOR + 1) / 2 * (GRID - 1e-6)) for at in (thing.y, thing.x))
-            plan += [
-                (channel, y, x)
-                for channel, (name, value) in enumerate(VALUES)
-                if getattr(thing, name) == value
-            ]
-        asked = [(re.findall(r"\w+|[,;]", q.text), q.answer) for q in asker.ask(scene, G)]
-        if len(asked) == G:
-            made.append((plan, asked))
-    return made
-
-
-def encode(made: list, words: dict[str, int], answers: dict[str, int]) -> tuple[Tensor, ...]:
-    """Plans (N, C, 14, 14), questions (N, G, S), answers (N, G)."""
-    plans = torch.zeros(len(made), len(VALUES), GRID, GRID)
-    questions = torch.zeros(len(made), G, 46, dtype=torch.int64)
-    given = torch.zeros(len(made), G, dtype=torch.int64)
-    for i, (plan, asked) in enumerate(made):
-        for channel, y, x in plan:
-            plans[i, channel, y, x] = 1
-        for j, (text, answer) in enumerate(asked):
-            questions[i, j, : len(text)] = torch.tensor([words[word] for word in text])
-            given[i, j] = answers[answer]
+            for channel, (name, value) in enumerate(VALUES):
+                if getattr(thing, name) == value:
+                    plans[i, channel, y, x] = 1
+        for j, question in enumerate(asked):
+            text = [words[word] for word in spelled(question.text)]
+            questions[i, j, : len(text)] = torch.tensor(text)
+            given[i, j] = answers[question.answer]
     return plans, questions, given
 
 
@@ -95,7 +86,7 @@ def learn(
 
     run: Callable[[], None] = step
     if device.type == "cuda":
-        run = captured(network, adam, step)
+        run = captured_afresh(network, adam, step)
     losses, accuracies, recent = [], [], []
     for i in range(1, steps + 1):
         chosen = torch.randint(len(train[0]), (64,)).to(device)
@@ -114,25 +105,17 @@ def learn(
     return losses, accuracies
 
 
-def captured(
+def captured_afresh(
     network: MACNetwork, adam: torch.optim.Optimizer, step: Callable[[], None]
 ) -> Callable[[], None]:
     """The step as a CUDA graph, with nothing learned on the way."""
     start = {name: x.clone() for name, x in network.state_dict().items()}
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    replay = captured(step)
     network.load_state_dict(start)
     for state in adam.state.values():
         for x in state.values():
             x.zero_()
-    return graph.replay
+    return replay
 
 
 if __name__ == "__main__":
@@ -151,9 +134,10 @@ if __name__ == "__main__":
         blocks = list(pool.map(make_block, ["train"] * args.blocks, range(args.blocks)))
         held_out = list(pool.map(make_block, ["val"] * 4, range(4)))
     made, unseen = ([one for block in many for one in block] for many in (blocks, held_out))
-    texts = [one for _, asked in made + unseen for one in asked]
-    words = {word: i for i, word in enumerate(sorted({w for text, _ in texts for w in text}), 1)}
-    answers = {answer: i for i, answer in enumerate(sorted({answer for _, answer in texts}))}
+    asked = [question for _, questions in made + unseen for question in questions]
+    words = sorted({word for question in asked for word in spelled(question.text)})
+    words = {word: i for i, word in enumerate(words, 1)}
+    answers = {answer: i for i, answer in enumerate(sorted({q.answer for q in asked}))}
     train, val = (
         tuple(x.to(args.device) for x in encode(some, words, answers)) for some in (made, unseen)
     )

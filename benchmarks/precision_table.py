@@ -12,57 +12,40 @@ import argparse
 import statistics
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor
 
-from macnet.models.config import NO_DROPOUT
-from macnet.models.presets import preset
+from macnet.models.mac import Step
 from record import keep
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import scene_table
 
 
+class Rounded(scene_table.TableNetwork):
+    """The example's network in bfloat16."""
+
+    def forward(self, tables: Tensor, questions: Tensor) -> tuple[Tensor, list[Step]]:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits, steps = super().forward(tables, questions)
+        return logits.float(), steps
+
+
 def learn(seed: int, low: bool, steps: int) -> tuple[list[float], list[float], float]:
     """Loss and accuracy of each 250 steps of training, and the accuracy on scenes held out."""
     torch.set_num_threads(1)
     scenes, unseen = scene_table.make("train", 40), scene_table.make("held out", 2)
-    asked = [question for _, questions in scenes + unseen for question in questions]
-    words = ["", *sorted({word for q in asked for word in scene_table.tokens(q.text)})]
-    known = sorted({q.answer for q in asked})
-    train, val = (scene_table.encode(some, words, known) for some in (scenes, unseen))
-
+    words, answers = scene_table.known(scenes + unseen)
+    train, val = (scene_table.encode(some, words, answers) for some in (scenes, unseen))
     torch.manual_seed(seed)
-    small = {"d": 64, "p": 4, "embedding": 64, "embedding_low": -1.0, "lstm": "d/2"}
-    config = preset("paper", **small, dropout=NO_DROPOUT)
-    network = scene_table.TableNetwork(config, len(words), len(known))
-    adam = torch.optim.Adam(network.parameters(), lr=4e-3)
-    falling = torch.optim.lr_scheduler.LinearLR(adam, 1.0, 0.01, steps)
-    precision = torch.autocast("cpu", torch.bfloat16) if low else nullcontext()
-    seen, losses, accuracies = [], [], []
-    for step in range(1, steps + 1):
-        chosen = torch.randint(len(train[0]), (12,))
-        tables, questions, answers = (x[chosen] for x in train)
-        with precision:
-            logits = network(tables, questions)[0].float()
-        loss = nn.functional.cross_entropy(logits, answers.flatten())
-        adam.zero_grad()
-        loss.backward()
-        adam.step()
-        falling.step()
-        right = (logits.argmax(-1) == answers.flatten()).float().mean()
-        seen.append(torch.stack([loss.detach(), right]))
-        if step % 250 == 0:
-            mean = torch.stack(seen[-250:]).mean(0).tolist()
-            losses.append(mean[0])
-            accuracies.append(mean[1])
-    network.eval()
-    with torch.no_grad(), precision:
-        given = network(*val[:2])[0].argmax(-1)
-    return losses, accuracies, (given == val[2].flatten()).float().mean().item()
+    kind = Rounded if low else scene_table.TableNetwork
+    network = kind(scene_table.CONFIG, len(words), len(answers))
+    losses, accuracies = zip(*scene_table.train(network, train, steps), strict=True)
+    with torch.no_grad():
+        given = network.eval()(*val[:2])[0].argmax(-1)
+    return list(losses), list(accuracies), (given == val[2].flatten()).float().mean().item()
 
 
 if __name__ == "__main__":

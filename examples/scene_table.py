@@ -25,22 +25,32 @@ from macnet.models.presets import preset
 
 G = 10  # questions about each scene
 COLUMNS = sum(map(len, ATTRIBUTES.values())) + 2  # of a table: one-hot attributes, x and y
+SIZE = {"d": 64, "p": 4, "embedding": 64, "embedding_low": -1.0, "lstm": "d/2"}
+CONFIG = preset("paper", **SIZE, dropout=NO_DROPOUT)
 Data = list[tuple[Scene, list[Question]]]
 
 
-def make(split: str, blocks: int) -> Data:
+def make_block(split: str, block: int) -> Data:
     """Scenes and what is asked about them. No picture is made, so no object can be hidden."""
-    made = []
-    for block in range(blocks):
-        rngs = [random.Random(f"{split}/{block}/{i}") for i in range(BLOCK)]
-        asker = Asker(random.Random(f"{split}/{block}"))  # balances the answers of a block
-        for scene in sample_scenes(rngs, lambda scenes: [True] * len(scenes)):
-            made.append((scene, asker.ask(scene, G)))
+    rngs = [random.Random(f"{split}/{block}/{i}") for i in range(BLOCK)]
+    asker = Asker(random.Random(f"{split}/{block}"))  # balances the answers of a block
+    made = [(scene, asker.ask(scene, G)) for scene in sample_scenes(rngs)]
     return [(scene, asked) for scene, asked in made if len(asked) == G]  # hardly any has fewer
+
+
+def make(split: str, blocks: int) -> Data:
+    return [one for block in range(blocks) for one in make_block(split, block)]
 
 
 def tokens(text: str) -> list[str]:
     return re.findall(r"\w+|[,;]", text.lower())
+
+
+def known(data: Data) -> tuple[list[str], list[str]]:
+    """The words of the questions, after one for PAD, and the answers."""
+    asked = [q for _, questions in data for q in questions]
+    words = sorted({word for q in asked for word in tokens(q.text)})
+    return ["", *words], sorted({q.answer for q in asked})
 
 
 def row(thing: Object) -> list[float]:
@@ -78,10 +88,13 @@ class TableNetwork(nn.Module):
         return self.output(question.q, memory), steps  # (N·G, answers)
 
 
-def train(network: TableNetwork, data: tuple[Tensor, ...], steps: int, scenes: int = 12) -> None:
+def train(
+    network: TableNetwork, data: tuple[Tensor, ...], steps: int, scenes: int = 12
+) -> list[tuple[float, float]]:
+    """Loss and accuracy, each of 250 steps."""
     adam = torch.optim.Adam(network.parameters(), lr=4e-3)
     falling = torch.optim.lr_scheduler.LinearLR(adam, 1.0, 0.01, steps)
-    seen = []  # loss and accuracy of each step
+    seen, curve = [], []  # loss and accuracy of each step; their means
     for step in range(1, steps + 1):
         chosen = torch.randint(len(data[0]), (scenes,))
         tables, questions, answers = (x[chosen] for x in data)
@@ -94,7 +107,9 @@ def train(network: TableNetwork, data: tuple[Tensor, ...], steps: int, scenes: i
         seen.append(torch.stack([loss.detach(), (logits.argmax(-1) == answers).float().mean()]))
         if step % 250 == 0 or step == steps:
             mean_loss, right = torch.stack(seen[-250:]).mean(0).tolist()
+            curve.append((mean_loss, right))
             print(f"step {step}: loss {mean_loss:.3f}, accuracy {right:.1%}", flush=True)
+    return curve
 
 
 def most(attention: Tensor, names: list[str]) -> str:
@@ -107,21 +122,18 @@ def main(steps: int, blocks: int) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)  # products so small gain nothing from more
     scenes, held_out = make("train", blocks), make("held out", 2)
-    known, unseen = ([q for _, asked in data for q in asked] for data in (scenes, held_out))
-    words = ["", *sorted({word for q in known + unseen for word in tokens(q.text)})]  # 0 is PAD
-    answers = sorted({q.answer for q in known + unseen})
-    print(f"{len(known):,} questions to learn from, {len(unseen):,} about scenes held out")
+    learned, unseen = ([q for _, asked in data for q in asked] for data in (scenes, held_out))
+    words, answers = known(scenes + held_out)
+    print(f"{len(learned):,} questions to learn from, {len(unseen):,} about scenes held out")
 
-    small = {"d": 64, "p": 4, "embedding": 64, "embedding_low": -1.0, "lstm": "d/2"}
-    config = preset("paper", **small, dropout=NO_DROPOUT)
-    network = TableNetwork(config, len(words), len(answers))
+    network = TableNetwork(CONFIG, len(words), len(answers))
     train(network, encode(scenes, words, answers), steps)
 
     with torch.inference_mode():
         logits, taken = network.eval()(*encode(held_out, words, answers)[:2])
     given = [answers[i] for i in logits.argmax(-1)]
     usual = defaultdict(Counter)  # how often each kind of question is answered how
-    for q in known:
+    for q in learned:
         usual[q.program[-1]["function"]][q.answer] += 1
     blind = [usual[q.program[-1]["function"]].most_common(1)[0][0] for q in unseen]
     always = [sum(usual.values(), Counter()).most_common(1)[0][0]] * len(unseen)

@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+WARM = 3  # runs before a graph is captured
 BF16 = 2e-2  # what a few products of bfloat16 may be off, in norm
 
 
@@ -146,6 +147,20 @@ def gradients(
     )
 
 
+def captured(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """A graph of the run, made after WARM of them, and what it will write its results to."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = run()
+    return graph, results
+
+
 @pytest.mark.parametrize("extra", [{}, {"self_attention": True, "gate": True}])
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_gpu_in_bfloat16_computes_what_a_cpu_does(name: str, extra: dict[str, Any]) -> None:
@@ -181,16 +196,8 @@ def test_a_step_can_be_captured_in_a_graph(name: str) -> None:
         torch.optim.Adam(net.parameters(), 1e-3, capturable=True) for net in (plain, graphed)
     ]
     static = tuple(x.clone() for x in first)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            step(graphed, optimisers[1], static)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step(graphed, optimisers[1], static)
-    for _ in range(3):
+    graph, _ = captured(lambda: step(graphed, optimisers[1], static))
+    for _ in range(WARM):
         step(plain, optimisers[0], first)
     for tensors in (second, first, second):
         for x, new in zip(static, tensors, strict=True):
@@ -205,15 +212,8 @@ def test_a_step_can_be_captured_in_a_graph(name: str) -> None:
 def test_a_graph_draws_other_masks_at_each_replay_and_evaluation_draws_none(name: str) -> None:
     features, questions, _ = (x.cuda() for x in batch(6, 5))
     net = network(name, dropout=preset(name).dropout).cuda()
-    side = torch.cuda.Stream()
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            net(features, questions)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            logits = net(features, questions)
+        graph, logits = captured(lambda: net(features, questions))
         drawn = []
         for _ in range(3):
             graph.replay()
