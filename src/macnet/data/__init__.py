@@ -1,0 +1,1 @@
+"""From disk to the device: readers, words, packed arrays, batches."""
