@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from macnet.clevr.generate import _alone_in, generate
+from macnet.clevr.generate import generate
 from macnet.clevr.questions import BLOCK, FAMILIES
 from macnet.clevr.release import read_scenes
 from macnet.clevr.render import render
 from macnet.clevr.scene import COGENT, from_record
 from macnet.clevr.world import World, make_questions, make_scenes
+from macnet.disk import alone_in
 from macnet.errors import InputError
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
@@ -201,7 +202,7 @@ def test_a_folder_with_anything_else_is_refused_and_untouched(tmp_path: Path) ->
 
 
 def test_a_second_run_in_the_same_folder_waits_outside(tmp_path: Path) -> None:
-    with _alone_in(tmp_path), pytest.raises(InputError, match="another run is at work here"):
+    with alone_in(tmp_path), pytest.raises(InputError, match="another run is at work here"):
         generate(tmp_path, WORLD, COUNTS, device="cpu", workers=1)
     assert list(tmp_path.iterdir()) == []
 

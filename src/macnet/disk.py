@@ -1,8 +1,10 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and folders that one process has to itself."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +31,21 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.filename in (None, str(part)):
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold the folder; the kernel lets go of it when this process ends, however it ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"{folder}: another run is at work here; wait for its end") from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def read_json(path: Path) -> Any:

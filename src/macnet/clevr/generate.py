@@ -8,13 +8,10 @@ where it was. At the end the parts are joined into the released files, and remov
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +32,7 @@ from macnet.clevr.release import (
 )
 from macnet.clevr.scene import from_record, to_record
 from macnet.clevr.world import World, make_questions, make_scenes
-from macnet.disk import read_json, whole_file
+from macnet.disk import alone_in, read_json, whole_file
 from macnet.errors import InputError
 from macnet.progress import progress
 from macnet.workers import pool
@@ -72,7 +69,7 @@ def generate(
     }
     _refuse_another_dataset(out, settings)
     splits = [_Split(out, world, kind, counts[kind]) for kind in SPLITS if counts[kind]]
-    with _alone_in(out):
+    with alone_in(out):
         if not all(path.exists() for split in splits for path in split.files()):
             with whole_file(out / "world.json") as file:
                 file.write(json.dumps(settings, indent=1).encode() + b"\n")
@@ -115,21 +112,6 @@ def _refuse_another_dataset(out: Path, settings: Mapping[str, Any]) -> None:
             if made_with.get(name) != value
         )
         raise InputError(f"{out}: it holds another world ({differences}); give another folder")
-
-
-@contextmanager
-def _alone_in(out: Path) -> Iterator[None]:
-    """Hold the folder; the kernel lets go of it when this process ends, however it ends."""
-    out.mkdir(parents=True, exist_ok=True)
-    folder = os.open(out, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"{out}: another run is at work here; wait for its end") from None
-        yield
-    finally:
-        os.close(folder)
 
 
 @dataclass(frozen=True)
