@@ -123,7 +123,9 @@ def answer(program: Iterable[Mapping[str, Any]], scene: Scene) -> str:
 # --- what kind of question, and which answers it may have ------------------------------------
 
 _NUMBERS = tuple(str(n) for n in range(11))
-_TYPES: Mapping[str, QuestionType] = {
+
+# The functions a program may end in, which its type is named after, and where the paper counts it.
+COLUMN_OF: Mapping[str, QuestionType] = {
     "count": "Count",
     "exist": "Exist",
     "equal_integer": "Compare Numbers",
@@ -136,11 +138,11 @@ _TYPES: Mapping[str, QuestionType] = {
 
 def question_type(program: Sequence[Mapping[str, Any]]) -> QuestionType:
     """The column of the paper's tables: it depends on the last function alone."""
-    return _TYPES[program[-1]["function"]]
+    return COLUMN_OF[program[-1]["function"]]
 
 
 def possible_answers(last_function: str) -> tuple[str, ...]:
-    kind = _TYPES[last_function]
+    kind = COLUMN_OF[last_function]
     if kind == "Count":
         return _NUMBERS
     if kind == "Query Attribute":

@@ -1,13 +1,37 @@
-"""Batches of N images × G questions."""
+"""Batches of N images × G questions, from packed arrays to the device.
+
+    batches = Batches(dataset, images=64, questions=10, seed=1, device="cuda")
+    for batch in batches:  # without an end; an epoch is batches.steps of them
+        ...
+
+Every question that counts comes once an epoch. An epoch draws, for each image, an order of its
+questions, cuts it into groups of G, and draws an order of all groups. Where a group is short of
+questions (CLEVR has images with nine), or the last step of groups, the holes are filled by
+repetitions that carry no answer and no number: every batch has the same shape, and every worker the
+same number of steps. Of W data-parallel workers, worker w takes the w-th N of each step's N·W
+groups: together they take what one worker with N·W would.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import itertools
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import NamedTuple, Self
 
+import numpy as np
+import torch
 from torch import Tensor
 
-UNKNOWN = -1
-"""Stands for an answer, a type or a question that there is not; losses and counts pass over it."""
+from macnet.data.ahead import Ahead
+from macnet.data.dataset import Dataset, random_order
+from macnet.data.questions import UNKNOWN
+from macnet.progress import progress
+
+HOLE = -1  # in an order: no question here
+ROOM = 0.5  # of a GPU's free memory, that images may take; the rest is for whoever learns
+COPIED_AT_ONCE = 1 << 28  # bytes
 
 
 class Batch(NamedTuple):
@@ -20,11 +44,233 @@ class Batch(NamedTuple):
     lengths: Tensor
     """(B,) int64: words before the padding."""
     answers: Tensor
-    """(B,) int64, UNKNOWN in a test split."""
+    """(B,) int64; UNKNOWN in a test split."""
     types: Tensor
     """(B,) int64: which of `questions.TYPES`, UNKNOWN where there is no program."""
     programs: Tensor
     """(B, L) int64: prefix form in ids of `vocab.PROGRAM_TOKENS`; 0 is padding."""
-    index: Tensor
+    which: Tensor
     """(B,) int64: which question of its set; UNKNOWN for a filler, which repeats another question
     where a batch would have a hole, and whose answer is UNKNOWN too."""
+
+
+class Order:
+    """Which questions come when: a function of the seed and the epoch alone."""
+
+    def __init__(
+        self, images: np.ndarray, *, group: int, groups_per_step: int, seed: int | None
+    ) -> None:
+        """`images`: which image each question is about. Without a seed nothing is shuffled."""
+        self._images, self._seed = images.astype(np.uint64), seed
+        _, count = np.unique(images, return_counts=True)
+        # Questions sorted by image are cut into groups, each image's from a group of its own on.
+        rank = np.arange(len(images)) - np.repeat(np.cumsum(count) - count, count)
+        groups = -(-count // group)
+        self._place = np.repeat(np.cumsum(groups) - groups, count) + rank // group, rank % group
+        self._groups, self._group = int(groups.sum()), group
+        self.steps = -(-self._groups // groups_per_step)
+        """In an epoch."""
+        self._shape = self.steps, groups_per_step, group
+
+    def epoch(self, number: int) -> np.ndarray:
+        """(steps, groups per step, group): questions, or HOLE."""
+        order = np.full((self.steps * self._shape[1], self._group), HOLE, np.int64)
+        if self._seed is None:
+            order[self._place] = np.argsort(self._images, kind="stable")
+        else:
+            drawn = random_order(len(self._images), f"{self._seed}/questions/{number}")
+            by_image = np.argsort(self._images[drawn], kind="stable")
+            order[self._place] = drawn[by_image]
+            shuffled = random_order(self._groups, f"{self._seed}/groups/{number}")
+            order[: self._groups] = order[shuffled]
+        return order.reshape(self._shape)
+
+
+class Batches:
+    """A dataset in batches, epoch after epoch.
+
+    It may be stopped anywhere: with the same settings and `position=batches.position`, another
+    goes on exactly as this one would have.
+
+    `resident` puts all images on the device, so that a step copies nothing; without it they are
+    read ahead and copied from pinned memory while the device works. If not told, it is done where
+    they take less than half of the memory that is free. On a CPU they stay memory-mapped.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        images: int,
+        questions: int,
+        seed: int | None,
+        device: torch.device | str = "cpu",
+        worker: int = 0,
+        workers: int = 1,
+        position: int = 0,
+        resident: bool | None = None,
+    ) -> None:
+        if not 0 <= worker < workers:
+            raise ValueError(f"worker is {worker}; it must be one of 0 … {workers - 1}")
+        self.dataset, self.device = dataset, torch.device(device)
+        self.position = position
+        """Batches taken so far, over all epochs."""
+        self._order = Order(
+            dataset.rows[dataset.chosen],
+            group=questions,
+            groups_per_step=images * workers,
+            seed=seed,
+        )
+        self._mine = slice(worker * images, (worker + 1) * images)
+        self._table, self._widths = _table(dataset, self.device)
+        streamed = self.device.type == "cuda" and not (
+            _fits(dataset.images, self.device) if resident is None else resident
+        )
+        self._images: _Resident | _Pinned = (
+            _Pinned(dataset.images, images, self.device)
+            if streamed
+            else _Resident(dataset.images, self.device)
+        )
+        made = self._made(position)
+        self._source: Iterator[Batch] = Ahead(made, self.device) if streamed else made
+
+    @property
+    def steps(self) -> int:
+        """Batches in an epoch."""
+        return self._order.steps
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are over."""
+        return self.position // self.steps
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        batch = next(self._source)
+        self.position += 1
+        return batch
+
+    def _made(self, position: int) -> Iterator[Batch]:
+        first, step = divmod(position, self.steps)
+        with ThreadPoolExecutor(1) as thread:  # which sorts while another epoch is taken
+            order = thread.submit(self._order.epoch, first)
+            for number in itertools.count(first + 1):
+                plan = self._plan(order.result())
+                order = thread.submit(self._order.epoch, number)
+                while step < self.steps:
+                    yield self._batch(plan, step)
+                    step += 1
+                step = 0
+
+    def _plan(self, order: np.ndarray) -> _Plan:
+        order = order[:, self._mine]  # (steps, N, G)
+        hole = order == HOLE
+        # A group that is short repeats its first question, one that is empty the set's first.
+        filled = np.maximum(np.where(hole, order[:, :, :1], order), 0)
+        questions = self.dataset.chosen[filled].astype(np.int64)
+        rows = self.dataset.rows[questions[:, :, 0]].astype(np.int64)
+        which = np.where(hole, UNKNOWN, questions)
+        return _Plan(
+            rows,
+            torch.from_numpy(rows).to(self.device),
+            torch.from_numpy(questions.reshape(self.steps, -1)).to(self.device),
+            torch.from_numpy(which.reshape(self.steps, -1)).to(self.device),
+        )
+
+    def _batch(self, plan: _Plan, step: int) -> Batch:
+        taken = self._table.index_select(0, plan.questions[step]).long()
+        tokens, programs, lengths, answers, types = taken.split(self._widths, dim=1)
+        which = plan.which[step]
+        return Batch(
+            self._images.take(plan, step),
+            tokens.contiguous(),
+            lengths[:, 0].contiguous(),
+            answers[:, 0].masked_fill(which == UNKNOWN, UNKNOWN),
+            types[:, 0].contiguous(),
+            programs.contiguous(),
+            which,
+        )
+
+    def close(self) -> None:
+        """End the thread that reads ahead, if there is one."""
+        if isinstance(self._source, Ahead):
+            self._source.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _Plan(NamedTuple):
+    """An epoch: what each of its steps takes, holes filled."""
+
+    host_rows: np.ndarray  # (steps, N)
+    rows: Tensor  # (steps, N)
+    questions: Tensor  # (steps, B)
+    which: Tensor  # (steps, B)
+
+
+def _table(dataset: Dataset, device: torch.device) -> tuple[Tensor, list[int]]:
+    """All columns of all questions side by side, so that a batch of them is one gather."""
+    q = dataset.questions
+    columns = [q.tokens, q.programs, *(c[:, None] for c in (q.lengths, q.answers, q.types))]
+    table = np.concatenate([column.astype(np.int16) for column in columns], axis=1)
+    return torch.from_numpy(table).to(device), [column.shape[1] for column in columns]
+
+
+def _fits(images: np.ndarray, device: torch.device) -> bool:
+    free, _ = torch.cuda.mem_get_info(device)
+    return images.nbytes < ROOM * free
+
+
+class _Resident:
+    """Images that lie on the device; on a CPU, in the file."""
+
+    def __init__(self, images: np.ndarray, device: torch.device) -> None:
+        self._images = torch.from_numpy(images)
+        if device.type == "cpu":
+            return
+        on_disk, self._images = self._images, torch.empty_like(self._images, device=device)
+        rows = max(1, COPIED_AT_ONCE * len(images) // images.nbytes)
+        with progress("to the device", "images", len(images)) as advance:
+            for few, room in zip(on_disk.split(rows), self._images.split(rows), strict=True):
+                room.copy_(few)
+                advance(len(few))
+
+    def take(self, plan: _Plan, step: int) -> Tensor:
+        return _as_seen(self._images.index_select(0, plan.rows[step]))
+
+
+class _Pinned:
+    """Images that are read into pinned memory and copied from there, two batches at a time."""
+
+    def __init__(self, images: np.ndarray, count: int, device: torch.device) -> None:
+        self._images, self._device = images, device
+        like = torch.from_numpy(images[:1]).expand(count, *images.shape[1:])
+        self._buffers = [torch.empty_like(like, pin_memory=True) for _ in range(2)]
+        self._copied = [torch.cuda.Event() for _ in range(2)]
+
+    def take(self, plan: _Plan, step: int) -> Tensor:
+        self._buffers.reverse()
+        self._copied.reverse()
+        buffer, copied = self._buffers[0], self._copied[0]
+        copied.synchronize()  # of the batch before the last; it has long been
+        # Clipping changes nothing, but without it numpy would fill a copy first.
+        np.take(self._images, plan.host_rows[step], axis=0, out=buffer.numpy(), mode="clip")
+        images = buffer.to(self._device, non_blocking=True)
+        copied.record()
+        return _as_seen(images)
+
+
+def _as_seen(images: Tensor) -> Tensor:
+    """Features are stored with their channels last, as convolutions like them best."""
+    return images if images.dtype == torch.uint8 else images.permute(0, 3, 1, 2)

@@ -137,7 +137,7 @@ class Vocabulary:
                 f"the tokenising is {_shown(self.tokenising)}; it must be one of {known}"
             )
         for name, words, most in (
-            ("words", self.words, 1 << 16),  # they are stored in 16 bits,
+            ("words", self.words, 1 << 15),  # they are stored in 15 bits,
             ("answers", self.answers, 1 << 7),  # and these in 7
         ):
             if not 0 < len(words) <= most:
