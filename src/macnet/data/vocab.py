@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from macnet.clevr.program import OPERATIONS, possible_answers
+from macnet.clevr.program import COLUMN_OF, OPERATIONS, possible_answers
 from macnet.clevr.scene import ATTRIBUTES, RELATIONS
 from macnet.disk import read_json, whole_file
 from macnet.errors import InputError
@@ -30,15 +30,7 @@ PAD, START, END, UNK = range(4)
 MAX_WORDS = 255
 """In a question. CLEVR's have 46 at most; without a limit, one broken line could fill memory."""
 
-ANSWERS = tuple(
-    sorted(
-        {
-            answer
-            for function in ("exist", "count", *(f"query_{name}" for name in ATTRIBUTES))
-            for answer in possible_answers(function)
-        }
-    )
-)
+ANSWERS = tuple(sorted({answer for last in COLUMN_OF for answer in possible_answers(last)}))
 
 _VALUES = {"relate": RELATIONS, **{f"filter_{name}": ATTRIBUTES[name] for name in ATTRIBUTES}}
 PROGRAM_TOKENS = SPECIALS + tuple(

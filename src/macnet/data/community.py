@@ -1,0 +1,211 @@
+"""The questions files of the public CLEVR repositories: HDF5 columns, with the ids of a vocab.json.
+
+clevr-iep, film, TbD and CLOSURE agree on what such a file holds:
+
+    questions          (Q, T)  words, padded with 0
+    image_idxs         (Q,)    the image's number in its split, and its row in a features file
+    orig_idxs          (Q,)    the question's number in the JSON file
+    programs           (Q, L)  <START>, the prefix form, <END>; padded with 0
+    question_families  (Q,)
+    answers            (Q,)    4 more than our ids
+
+all int32, the last three only where they are known. film adds `types`, but numbers them anew in
+every run, so that nobody can tell what they mean: here a question's type comes from its program.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from macnet.clevr.program import arity
+from macnet.data.questions import UNKNOWN, Questions, types_of
+from macnet.data.vocab import (
+    END,
+    MAX_WORDS,
+    PAD,
+    PROGRAM_TOKENS,
+    SPECIALS,
+    START,
+    Vocabulary,
+    check_ids,
+    from_community,
+    to_community,
+    to_community_record,
+)
+from macnet.disk import whole_file
+from macnet.errors import InputError
+
+DIMENSIONS = {
+    "questions": 2,
+    "image_idxs": 1,
+    "orig_idxs": 1,
+    "programs": 2,
+    "question_families": 1,
+    "answers": 1,
+}
+NEEDED = ("questions", "image_idxs")
+MAX_RATIO = 1100  # of an array's bytes to the file's: HDF5's deflate cannot do better
+
+# For each token, by how many more steps a program must go on once it has been read.
+_OPENED = np.array([arity(token.partition("[")[0]) - 1 for token in PROGRAM_TOKENS], np.int16)
+
+
+@contextmanager
+def open_hdf5(path: Path) -> Iterator[h5py.File]:
+    """A file to read from, in a block that does nothing else: all its errors are the file's."""
+    if not path.is_file():
+        what = "this is no file" if path.exists() else "there is no such file"
+        raise InputError(f"{path}: {what}")
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except MemoryError:
+        raise InputError(f"{path}: it is damaged, or does not fit into memory") from None
+    # Where the library finds something wrong, h5py raises any of these.
+    except (OSError, RuntimeError, ValueError, LookupError, TypeError, ArithmeticError) as error:
+        reason = " ".join(str(error).split())
+        raise InputError(f"{path}: not HDF5, or damaged or cut short ({reason:.200})") from None
+
+
+# --- reading ---------------------------------------------------------------------------------
+
+
+def read_questions_h5(path: Path, vocabulary: Vocabulary) -> Questions:
+    """Questions whose words are numbered as in this vocabulary, that of their vocab.json."""
+    columns = _read_columns(path)
+    tokens, images = columns["questions"], columns["image_idxs"]
+    check_ids(tokens, len(vocabulary), f"{path}: questions")
+    lengths = _lengths(tokens, f"{path}: questions")
+    _refuse(lengths == 0, f"{path}: questions: row", "has no words")
+    outside = (images < 0) | (images > np.iinfo(np.int32).max)
+    _refuse(outside, f"{path}: image_idxs: row", "numbers no image")
+
+    answers = columns.get("answers", np.zeros(len(tokens), np.int32))
+    check_ids(answers, len(SPECIALS) + len(vocabulary.answers), f"{path}: answers")
+    programs = columns.get("programs", np.zeros((len(tokens), 0), np.int32))
+    programs = _without_wrapping(programs, f"{path}: programs")
+    return Questions(
+        tokens=tokens[:, : lengths.max()].astype(np.uint16),
+        lengths=lengths.astype(np.uint16),
+        answers=from_community(answers),
+        types=types_of(programs),
+        programs=programs,
+        images=images.astype(np.int32),
+    )
+
+
+def _read_columns(path: Path) -> dict[str, np.ndarray]:
+    with open_hdf5(path) as file:
+        columns = {name: file[name] for name in DIMENSIONS if name in file}
+        for name in NEEDED:
+            if name not in columns:
+                raise InputError(f'{path}: it has no "{name}"; is this a file of questions?')
+        for name, column in columns.items():
+            if not isinstance(column, h5py.Dataset) or column.dtype.kind not in "iu":
+                raise InputError(f'{path}: "{name}" must be an array of integers')
+            if len(column.shape or ()) != DIMENSIONS[name]:
+                raise InputError(
+                    f'{path}: "{name}" is of shape {column.shape}; it must have '
+                    f"{DIMENSIONS[name]} dimension(s)"
+                )
+            if column.shape[1:] > (MAX_WORDS,):
+                raise InputError(
+                    f'{path}: "{name}" is of shape {column.shape}; a row may have {MAX_WORDS} '
+                    f"entries at most"
+                )
+            # A damaged file may claim to hold anything, and the memory is taken before it is read.
+            if column.nbytes > MAX_RATIO * path.stat().st_size:
+                raise InputError(
+                    f'{path}: damaged or cut short, too small for its "{name}" of shape '
+                    f"{column.shape}"
+                )
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            listed = ", ".join(f"{name} {length:,}" for name, length in lengths.items())
+            raise InputError(f"{path}: its columns differ in length: {listed}")
+        if not lengths["questions"]:
+            raise InputError(f"{path}: it holds no questions")
+        return {name: column[...] for name, column in columns.items()}
+
+
+def _without_wrapping(wrapped: np.ndarray, where: str) -> np.ndarray:
+    """(Q, L) <START> prefix form <END> → (Q, L - 2) uint8 prefix forms; empty rows stay empty."""
+    check_ids(wrapped, len(PROGRAM_TOKENS), where)
+    lengths = _lengths(wrapped, where)
+    longest = max(int(lengths.max()), 2)
+    given, rows = lengths > 0, np.arange(len(wrapped))
+    # With room for a wrapping even where nothing is wrapped.
+    padded = np.zeros((len(wrapped), longest), np.uint8)
+    padded[:, : wrapped.shape[1]] = wrapped[:, :longest]
+    wrong = given & ((padded[:, 0] != START) | (padded[rows, lengths - 1] != END))
+    padded[rows[given], lengths[given] - 1] = PAD
+    steps = padded[:, 1 : longest - 1]
+
+    # A prefix form is over when every step has its inputs, neither earlier nor later.
+    filled = steps != PAD
+    still_open = 1 + np.cumsum(np.where(filled, _OPENED[steps], 0), axis=1, dtype=np.int16)
+    is_last = np.arange(steps.shape[1]) == lengths[:, None] - 3
+    wrong |= (filled & ((steps < len(SPECIALS)) | ((still_open == 0) != is_last))).any(axis=1)
+    wrong |= given & (types_of(steps) == UNKNOWN)
+    _refuse(wrong, f"{where}: row", "is not <START>, a question's program in prefix form, <END>")
+    return steps
+
+
+def _lengths(ids: np.ndarray, where: str) -> np.ndarray:
+    """(Q, T) ids → (Q,) how many there are before the padding."""
+    filled = ids != PAD
+    gap = (filled[:, 1:] & ~filled[:, :-1]).any(axis=1)
+    _refuse(gap, f"{where}: row", "has padding before its end")
+    lengths: np.ndarray = filled.sum(axis=1)
+    return lengths
+
+
+def _refuse(wrong: np.ndarray, where: str, why: str) -> None:
+    if wrong.any():
+        raise InputError(f"{where} {wrong.argmax()} {why}")
+
+
+# --- writing ---------------------------------------------------------------------------------
+
+
+def write_questions_h5(path: Path, questions: Questions) -> None:
+    """Questions for others' code, which needs `write_vocab_json` of their vocabulary beside them.
+
+    A whole file is made in memory first, so that a full disk is told from a damaged file.
+    """
+    columns = {
+        "questions": questions.tokens,
+        "image_idxs": questions.images,
+        "orig_idxs": np.arange(len(questions)),
+    }
+    if (questions.programs != PAD).any():
+        columns["programs"] = _with_wrapping(questions.programs)
+    if (questions.answers != UNKNOWN).any():
+        columns["answers"] = to_community(questions.answers)
+    content = io.BytesIO()
+    with h5py.File(content, "w") as file:
+        for name, column in columns.items():
+            file.create_dataset(name, data=column, dtype=np.int32)
+    with whole_file(path) as part:
+        part.write(content.getbuffer())
+
+
+def write_vocab_json(path: Path, vocabulary: Vocabulary) -> None:
+    with whole_file(path) as file:
+        file.write(json.dumps(to_community_record(vocabulary)).encode())
+
+
+def _with_wrapping(programs: np.ndarray) -> np.ndarray:
+    lengths = (programs != PAD).sum(axis=1)
+    (given,) = lengths.nonzero()
+    wrapped = np.pad(programs, ((0, 0), (1, 1)))
+    wrapped[given, 0] = START
+    wrapped[given, lengths[given] + 1] = END
+    return wrapped
