@@ -1,0 +1,356 @@
+"""CLEVR as it comes: its question files, typed and checked, and where its images are.
+
+Read are CLEVR v1.0 and CoGenT as released, CLEVR-Humans, and what `macnet generate` writes. What
+is wrong with a file is found here, with its place: whoever holds a `Question` may rely on it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from msgspec import Meta, Raw, Struct, ValidationError
+from msgspec.json import Decoder
+
+from macnet.clevr.generate import UNFINISHED
+from macnet.clevr.program import COLUMN_OF, OPERATIONS, arity, possible_answers
+from macnet.clevr.release import image_name, images_folder, questions_file
+from macnet.clevr.scene import ATTRIBUTES, RELATIONS
+from macnet.errors import InputError
+
+Kind = Literal["clevr", "humans"]
+
+_VALUES = {"relate": tuple(RELATIONS), **{f"filter_{name}": v for name, v in ATTRIBUTES.items()}}
+
+if TYPE_CHECKING:
+    Function = str
+    Value = str
+    Answer = str
+else:  # words the decoder knows: any other is an error, and each is one string, however often read
+    Function = Literal[tuple(OPERATIONS)]
+    Value = Literal[tuple(chain(*_VALUES.values()))]
+    Answer = Literal[tuple(chain(*map(possible_answers, COLUMN_OF)))]
+
+Index = Annotated[int, Meta(ge=0, lt=2**31)]
+
+
+class Node(Struct, frozen=True, gc=False):
+    """A step of a program."""
+
+    function: Function
+    inputs: tuple[int, ...]
+    value_inputs: tuple[Value, ...]
+
+
+class _Asked(Struct, frozen=True, gc=False):
+    image_index: Index
+    image_filename: str
+    question: str
+    split: str
+    question_index: Index | None = None
+    answer: Answer | None = None
+    question_family_index: Index | None = None
+
+
+class Question(_Asked, frozen=True, gc=False):
+    """A question of any CLEVR; what its file does not tell is None.
+
+    A program is a tree, root last: each step before it is the input of exactly one later step.
+    """
+
+    program: tuple[Node, ...] | None = None
+
+
+# --- reading questions -----------------------------------------------------------------------
+
+
+class _Record(_Asked, frozen=True, gc=False):
+    program: list[Raw] | None = None
+
+
+class _File(Struct):
+    questions: list[Raw]
+
+
+_FILE, _RECORD, _NODE = Decoder(_File), Decoder(_Record), Decoder(Node)
+_IMAGE_NAME = re.compile(r"CLEVR_\w+_(\d{6,9})\.png", re.ASCII)
+
+
+def read_questions(path: Path, *, kind: Kind) -> list[Question]:
+    """The questions of a file: all of them sound, or an `InputError` about the first that is not.
+
+    A split is labelled throughout or, like the release's test split, not at all.
+    """
+    records = _records(path)
+    check = _Check(kind)
+    questions: list[Question] = []
+    try:
+        for record in records:
+            questions.append(check.question(record))
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: question {len(questions)}: {_said(error)}") from None
+    if kind == "clevr":
+        index, count = Counter(q.question_index for q in questions).most_common(1)[0]
+        if count > 1:
+            raise InputError(f'{path}: {count} of its questions have the "question_index" {index}')
+    return questions
+
+
+def _records(path: Path) -> list[Raw]:
+    """The JSON of each question, as views of the file's bytes."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"{path}: there is no such file") from None
+    except IsADirectoryError:
+        raise InputError(f"{path}: this is a folder, not a file") from None
+    if not content:
+        raise InputError(f"{path}: the file is empty")
+    try:
+        records = _FILE.decode(content).questions
+    except ValidationError:
+        raise InputError(f'{path}: it has no list "questions"') from None
+    except (ValueError, RecursionError) as error:
+        at = re.search(r"(.*) \(byte (\d+)\)", str(error))
+        end = int(at[2]) if at else len(content)
+        why = at[1].removeprefix("JSON is malformed: ") if at else error
+        begun = content.count(b'"image_filename"', 0, end)  # every question has one
+        raise InputError(
+            f"{path}: not JSON, or cut short at byte {end:,} ({why}), some {begun:,} questions "
+            "from its beginning; fetch or make the file again"
+        ) from None
+    if not records:
+        raise InputError(f"{path}: it holds no questions")
+    return records
+
+
+class _Check:
+    """Makes questions of records, one after another; a ValueError says what is wrong with one."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.first: _Record | None = None
+        self.images: dict[int, str] = {}
+        self.nodes = _Nodes()
+        self.trees: set[tuple[tuple[int, ...], ...]] = set()
+
+    def question(self, json: Raw) -> Question:
+        record = _RECORD.decode(json)
+        first = self.first = self.first or record
+        self._refuse_stranger(record, first)
+        if not record.question or record.question.isspace():
+            raise ValueError('its "question" has no words')
+        return Question(
+            record.image_index,
+            self._image(record.image_index, record.image_filename),
+            record.question,
+            first.split,
+            record.question_index,
+            record.answer,
+            record.question_family_index,
+            None if record.program is None else self._program(record.program, record.answer),
+        )
+
+    def _refuse_stranger(self, record: _Record, first: _Record) -> None:
+        """Only CLEVR numbers its questions; and all of a file have the same labels."""
+        if (record.question_index is None) is (self.kind == "clevr"):
+            no, other = ("no", "-Humans") if self.kind == "clevr" else ("a", "")
+            raise ValueError(f'it has {no} "question_index"; is this CLEVR{other}?')
+        for label in ("answer", "question_family_index", "program"):
+            missing = getattr(record, label) is None
+            if missing is not (getattr(first, label) is None):
+                has, others = ("none", "one") if missing else ("one", "none")
+                raise ValueError(
+                    f'of "{label}" it has {has}, those before it have {others}; a split is '
+                    "labelled throughout or not at all"
+                )
+        if record.split != first.split:
+            raise ValueError(f'its "split" is {record.split!r}, before it was {first.split!r}')
+
+    def _image(self, index: int, name: str) -> str:
+        """The name of an image: the same string for all questions about it."""
+        known = self.images.get(index)
+        if known is None:
+            match = _IMAGE_NAME.fullmatch(name)  # it becomes a path of ours
+            if not match or int(match[1]) != index:
+                raise ValueError(f'its "image_filename" is {name!r}, its "image_index" {index}')
+            known = self.images[index] = name
+        elif known != name:
+            raise ValueError(f'its "image_filename" is {name!r}, before it was {known!r}')
+        return known
+
+    def _program(self, steps: Sequence[Raw], answer: str | None) -> tuple[Node, ...]:
+        try:
+            program = tuple(map(self.nodes.__getitem__, map(bytes, steps)))
+        except ValueError as error:
+            place = next(i for i, step in enumerate(steps) if bytes(step) not in self.nodes)
+            raise ValueError(f"step {place}: {_said(error)}") from None
+        tree = tuple(map(_INPUTS, program))
+        if tree not in self.trees:  # a training set has some 300 different ones
+            _refuse_tangle(tree)
+            self.trees.add(tree)
+        last = program[-1].function
+        if last not in _FITTING:
+            raise ValueError(f'its program ends in "{last}", which answers nothing')
+        if answer is not None and answer not in _FITTING[last]:
+            raise ValueError(f'its program ends in "{last}", its "answer" is {answer!r}')
+        return program
+
+
+_INPUTS = attrgetter("inputs")
+_FITTING = {function: frozenset(possible_answers(function)) for function in COLUMN_OF}
+
+
+class _Nodes(dict[bytes, Node]):
+    """Steps by their JSON: of the millions in a training set, some 1,300 are different.
+
+    Each of these is decoded, checked and kept once. That is a third faster than to decode them
+    all, and they would take four times the memory of everything else.
+    """
+
+    def __missing__(self, json: bytes) -> Node:
+        node = _NODE.decode(json)
+        function, values = node.function, _VALUES.get(node.function)
+        if len(node.inputs) != arity(function):
+            raise ValueError(f'"{function}" takes {arity(function)} inputs, not {len(node.inputs)}')
+        if node.value_inputs not in ([(value,) for value in values] if values else [()]):
+            wanted = "one of " + ", ".join(values) if values else "no value"
+            given = ", ".join(node.value_inputs) or "none"
+            raise ValueError(f'"{function}" takes {wanted}; it was given {given}')
+        self[json] = node
+        return node
+
+
+def _refuse_tangle(tree: Sequence[Sequence[int]]) -> None:
+    if not tree:
+        raise ValueError("its program is empty")
+    for step, inputs in enumerate(tree):
+        for i in inputs:
+            if not 0 <= i < step:
+                raise ValueError(f"step {step} takes step {i}, which does not come before it")
+    takers = Counter(chain(*tree))
+    for step in range(len(tree) - 1):
+        if takers[step] != 1:
+            raise ValueError(f"step {step} is taken by {takers[step]} steps; it must be one")
+
+
+def _said(error: Exception) -> str:
+    """What msgspec found, in our words: where in a record, then what."""
+    what, _, place = str(error).partition(" - at `$")
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    if missing := re.fullmatch(r"Object missing required field `(\w+)`", what):
+        return f'it has no "{missing[1]}"'
+    what = what.replace("Invalid enum value", "unknown word").replace("Expected", "expected")
+    place = place.strip("`.")
+    return (f'"{place}": ' if place else "") + what.replace("`", "")
+
+
+# --- where things are ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Split:
+    name: str
+    questions: Path
+    images: Path
+    kind: Kind
+
+
+def find_split(root: Path, split: str, images: Path | None = None) -> Split:
+    """Where a split's questions and images are.
+
+    `root` is the folder of CLEVR, CoGenT or a generated world, or one with the JSON files of
+    CLEVR-Humans. These come without images: then `images` must say where CLEVR is, or the folder
+    of the split's images itself.
+    """
+    if not root.is_dir():
+        what = "this is a file; give" if root.exists() else "there is no such folder; give"
+        raise InputError(f"{root}: {what} the folder of a dataset")
+    if (root / UNFINISHED).exists():
+        raise InputError(
+            f"{root}: this world is unfinished; run the same `macnet generate` again to its end"
+        )
+    files: dict[Kind, Path] = {
+        "clevr": questions_file(root, split),
+        "humans": root / f"CLEVR-Humans-{split}.json",
+    }
+    found: list[Kind] = [kind for kind, file in files.items() if file.is_file()]
+    if not found:
+        raise InputError(_not_found(root, split, files.values()))
+    if len(found) > 1:
+        raise InputError(
+            f"{root}: it holds both CLEVR and CLEVR-Humans; move the CLEVR-Humans-*.json to a "
+            "folder of their own"
+        )
+    (kind,) = found
+    if kind == "humans" and images is None:
+        raise InputError(f"{root}: CLEVR-Humans comes without images; say where CLEVR's are")
+    return Split(split, files[kind], _find_images(images or root, split), kind)
+
+
+def _not_found(root: Path, split: str, looked_for: Iterable[Path]) -> str:
+    here = [
+        *(path.stem[6:-10] for path in (root / "questions").glob("CLEVR_*_questions.json")),
+        *(path.stem[13:] for path in root.glob("CLEVR-Humans-*.json")),
+    ]
+    if here:
+        return f"{root}: it has no split {split!r}; it has {', '.join(sorted(here))}"
+    names = " nor ".join(str(path.relative_to(root)) for path in looked_for)
+    return f"{root}: not a dataset; it has neither {names}"
+
+
+def _find_images(folder: Path, split: str) -> Path:
+    inside = images_folder(folder, split)
+    if inside.is_dir():
+        return inside
+    if folder.is_dir() and any(_IMAGE_NAME.fullmatch(path.name) for path in folder.iterdir()):
+        return folder
+    raise InputError(f"{inside}: there is no such folder of images")
+
+
+def image_files(folder: Path) -> dict[int, Path]:
+    """The images of a split by their index.
+
+    Files count that are named as the release names them; whatever else lies there is passed over.
+    """
+    files: dict[int, Path] = {}
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                match = _IMAGE_NAME.fullmatch(entry.name)
+                if match and entry.is_file():
+                    path, index = Path(entry.path), int(match[1])
+                    if other := files.get(index):
+                        names = " and ".join(sorted([path.name, other.name]))
+                        raise InputError(f"{folder}: {names} are both image {index}; keep one")
+                    files[index] = path
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(f"{folder}: there is no such folder of images") from None
+    if not files:
+        raise InputError(f"{folder}: it holds no images named as {image_name('train', 0)} is")
+    return files
+
+
+def missing_images(asked: Iterable[int], there: Collection[int]) -> list[int]:
+    """Of the images that are asked about, those that are not there, in order."""
+    return sorted(set(asked).difference(there))
+
+
+def refuse_missing(split: Split, asked: Iterable[int], there: Collection[int]) -> None:
+    wanted = set(asked)
+    missing = missing_images(wanted, there)
+    if missing:
+        first = ", ".join(image_name(split.name, i) for i in missing[:3])
+        raise InputError(
+            f"{split.images}: {len(wanted) - len(missing):,} of {len(wanted):,} images are there, "
+            f"{len(missing):,} are missing: {first}{', …' if missing[3:] else ''}; fetch them, or "
+            "leave out the questions about them"
+        )
