@@ -175,6 +175,71 @@ def compare(
     print(f"{out}: a sheet of {min(images, len(measured))} images")
 
 
+def extract(
+    data: Annotated[Path, tyro.conf.arg(metavar="DATA")],
+    out: Out,
+    /,
+    split: str = "train",
+    weights: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
+    stage: Literal[2, 3] = 3,
+    dtype: Literal["float16", "float32"] = "float16",
+    normalisation: Literal["public", "imagenet"] = "public",
+    batch: int = 64,
+    device: Device = "auto",
+    workers: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
+) -> None:
+    """Compute features of a split's images with a ResNet-101, as the public code does.
+
+    They go to an HDF5 file, in whose array `features` row i belongs to image i. A run that was
+    stopped, even killed, goes on where it was when the same command is given again.
+
+    Args:
+        data: Folder of a dataset, made here or the release.
+        out: The file to write, such as train.h5.
+        split: train, val or test; of CoGenT, trainA and so on.
+        weights: Of the network, as torchvision publishes them: .pth or .safetensors. If not given,
+            they are fetched.
+        stage: 3 gives 1024 channels of 14x14, 2 gives 512 of 28x28.
+        dtype: Of the features in the file; float16 takes half of the room.
+        normalisation: public divides blue by .224 as the public code and its files do; imagenet by
+            .225, with which the network was trained.
+        batch: Images that go through the network at once.
+        device: Where the network runs; auto takes a GPU if there is one.
+        workers: Processes that decode images; on a GPU as many as there are cores if not given.
+    """
+    from macnet.data.clevr import find_split, image_files, read_questions, refuse_missing
+    from macnet.data.features import extract as run
+    from macnet.data.resnet import load_resnet
+    from macnet.workers import default_workers
+
+    _at_least_one("--batch", batch)
+    device = _device(device)
+    if workers is None:
+        # A CPU is busy with the network, which takes twenty times as long as the decoding.
+        workers = default_workers("cpu") if device != "cpu" else 0
+    if workers < 0:
+        raise InputError(f"--workers is {workers}; it must not be negative")
+    found = find_split(data, split)
+    images = image_files(found.images)
+    questions = read_questions(found.questions, kind=found.kind)
+    refuse_missing(found, {question.image_index for question in questions}, images)
+    start = time.monotonic()
+    if run(
+        images,
+        out,
+        load_resnet(weights, stage),
+        normalisation=normalisation,
+        dtype=dtype,
+        batch=batch,
+        device=device,
+        workers=workers,
+    ):
+        seconds = time.monotonic() - start
+        print(f"{out}: features of {len(images)} images made in {seconds:.0f} s")
+    else:
+        print(f"{out}: these features are finished already; nothing to do")
+
+
 def _size(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", text)
     if not match:
@@ -208,6 +273,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "render": render,
     "sheet": sheet,
     "compare": compare,
+    "extract": extract,
 }
 
 

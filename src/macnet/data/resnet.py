@@ -11,15 +11,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from PIL import Image
 from torch import Tensor, nn
 
+from macnet.clevr.pictures import open_picture
 from macnet.errors import InputError
 
 PUBLISHED = "https://download.pytorch.org/models/resnet101-63fe2227.pth"
 BLOCKS = (3, 4, 23, 3)
 EXPANSION = 4  # a block's output over its inner width
+SIDE = 224  # of the pictures it sees, in pixels
 
 Normalisation = Literal["public", "imagenet"]
 MEAN = (0.485, 0.456, 0.406)
@@ -115,11 +119,18 @@ def fingerprint(network: ResNet101) -> str:
     return digest.hexdigest()
 
 
+def read_picture(path: Path) -> np.ndarray:
+    """(224, 224, 3) uint8, squeezed as the public code does: 480×320 does not stay 3:2."""
+    with open_picture(path) as image:
+        squeezed = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+    return np.asarray(squeezed)
+
+
 def normalise(pictures: Tensor, normalisation: Normalisation) -> Tensor:
     """(N, H, W, 3) uint8 → (N, 3, H, W) float32 as the network wants it."""
     x = pictures.permute(0, 3, 1, 2).contiguous().float() / 255
     mean, std = torch.tensor([MEAN, STD[normalisation]], device=x.device)[:, :, None, None]
-    return (x - mean) / std
+    return x.sub_(mean).div_(std)
 
 
 def _refuse_others(
