@@ -1,60 +1,215 @@
-"""How many images, with their questions, the endless stream delivers a second.
+"""What the endless stream delivers: alone, and to a network that learns from it.
 
-    python benchmarks/stream.py --size 128x128 --workers 15 --out results/stream_speed_h200.json
+    python benchmarks/stream.py --processes 14 --out results/stream_speed_h200.json
 
-Timed is the whole of it: scenes placed, looked at for hidden objects, rendered, ten questions
-asked about each, programs run. The questions come as (text, answer, family).
+Delivered are batches on the device: scenes placed, looked at for hidden objects and drawn, ten
+questions asked about each, their programs run, their words looked up. The network is MAC as in
+benchmarks/model.py but on pixels; its step is captured in a CUDA graph while the stream is at work,
+and fed by copying each batch into the graph's. What the stream costs is how much slower steps
+follow each other than on a batch that stays. Without CUDA, only the stream itself is measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import operator
 import os
 import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from macnet.clevr.world import Stream, World
+from macnet.clevr.questions import BLOCK
+from macnet.clevr.render import all_visible, render
+from macnet.clevr.world import COMPANY, World, _ask, _propose
+from macnet.data.batches import Batch
+from macnet.data.stream import Encoder, EndlessBatches, language
+from macnet.data.vocab import Vocabulary
+from macnet.models.mac import MACNetwork
+from macnet.models.presets import preset
+from macnet.workers import pool
+from model import training_step
 from record import keep
+
+IN_FLIGHT = 4  # steps that may be handed to the GPU before one of them is waited for
+
+
+def wait() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def rate(run: Callable[[], object], seconds: float) -> float:
+    """Calls a second."""
+    run()
+    wait()
+    calls, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        run()
+        calls += 1
+    wait()
+    return calls / (time.perf_counter() - start)
+
+
+def of_processes(world: World, encoder: Encoder, processes: int, blocks: int) -> float:
+    """Images a second that are placed, asked about and encoded, if all were visible at once."""
+    with pool(processes) as executor:
+        for count in (processes, blocks):  # the first round starts the processes
+            start = time.perf_counter()
+            list(executor.map(_place_and_ask, repeat(world), repeat(encoder), range(count)))
+    return blocks * BLOCK / (time.perf_counter() - start)
+
+
+def _place_and_ask(world: World, encoder: Encoder, block: int) -> None:
+    scenes = _propose(world, "train", range(BLOCK * block, BLOCK * (block + 1)), 0)
+    _ask(world, "train", block, scenes, encoder)
+
+
+def of_device(world: World, device: str, seconds: float) -> dict[str, float]:
+    """Scenes a second that are drawn, and that are looked at for hidden objects."""
+    count = BLOCK * COMPANY[device]
+    scenes = _propose(world, "train", range(count), 0)
+    size = world.width, world.height
+    compile = device == "cuda"
+    drawn = rate(lambda: render(scenes, *size, device=device, compile=compile), seconds)
+    looked_at = rate(lambda: all_visible(scenes, *size, device), seconds)
+    return {
+        "drawn_images_per_second": round(count * drawn),
+        "scenes_looked_at_per_second": round(count * looked_at),
+    }
+
+
+def kernel_seconds(run: Callable[[], object]) -> float:
+    """How long kernels ran, whoever started them, during one call; they may overlap."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        run()
+        wait()
+    return sum(event.self_device_time_total for event in profiler.key_averages()) / 1e6
+
+
+def captured(step: Callable[[], object]) -> Callable[[], None]:
+    """The step as a CUDA graph, while another thread uses the device."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        step()
+    return graph.replay
+
+
+def learning(
+    batches: EndlessBatches, vocabulary: Vocabulary, d: int, p: int, seconds: float
+) -> dict[str, Any]:
+    network = MACNetwork(
+        preset("paper", image="pixels", d=d, p=p),
+        vocabulary=len(vocabulary),
+        answers=len(vocabulary.answers),
+    ).cuda()
+
+    def taken(batch: Batch) -> Sequence[torch.Tensor]:
+        return batch.images, batch.questions, batch.answers
+
+    still = tuple(tensor.clone() for tensor in taken(next(batches)))
+    replay = captured(training_step(network, network, still))
+    # The thread's queue is full by now, and it rests.
+    alone = rate(replay, seconds / 2)
+
+    handed: deque[torch.cuda.Event] = deque()
+    waited = 0.0
+
+    def fed() -> None:
+        nonlocal waited
+        before = time.perf_counter()
+        batch = next(batches)
+        waited += time.perf_counter() - before
+        for tensor, new in zip(still, taken(batch), strict=True):
+            tensor.copy_(new)
+        replay()
+        handed.append(torch.cuda.Event())
+        handed[-1].record()
+        if len(handed) > IN_FLIGHT:
+            handed.popleft().synchronize()
+
+    for _ in range(2 * COMPANY["cuda"] * BLOCK // len(still[0])):  # what lay ready is no measure
+        fed()
+    waited = 0.0
+    together = rate(fed, seconds)
+    images, questions = len(still[0]), len(still[2])
+    return {
+        "questions_per_second_on_a_batch_that_stays": round(questions * alone),
+        "questions_per_second": round(questions * together),
+        "images_per_second": round(images * together),
+        "share_of_the_step": round(1 - together / alone, 3),
+        "share_of_time_without_a_batch": round(waited / seconds, 3),
+    }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--size", default="128x128")
-    parser.add_argument("--batch", type=int, default=1000, help="images")
-    parser.add_argument("--batches", type=int, default=40)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--images", type=int, default=64, help="in a batch, ten questions each")
+    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 1) - 2))
+    parser.add_argument("--seconds", type=float, default=10, help="of each measurement")
+    parser.add_argument("--d", type=int, default=512)
+    parser.add_argument("--p", type=int, default=12)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     width, height = map(int, args.size.split("x"))
-    with Stream(
-        World(seed=1, width=width, height=height),
-        args.batch,
+    world, vocabulary = World(seed=1, width=width, height=height), Vocabulary.build(language())
+    found: dict[str, Any] = {}
+
+    def note(**numbers: Any) -> None:
+        found.update(numbers)
+        print(numbers, flush=True)
+
+    encoder = Encoder.of(world, vocabulary)
+    made = of_processes(world, encoder, args.processes, 4 * args.processes)
+    note(placed_and_asked_about_images_per_second=round(made))
+    on_cuda = args.device == "cuda"
+    start = time.perf_counter()
+    of_device(world, args.device, 0)
+    note(seconds_to_compile=round(time.perf_counter() - start, 1) if on_cuda else None)
+    note(**of_device(world, args.device, args.seconds / 4))
+    with EndlessBatches(
+        world,
+        vocabulary,
+        images=args.images,
         device=args.device,
-        workers=args.workers,
-        encode=operator.attrgetter("text", "answer", "family"),
-        compile=args.device == "cuda",
-    ) as stream:
-        for _ in range(3):  # compile, and let the workers get ahead
-            next(stream)
+        processes=args.processes,
+        compile=on_cuda,
+    ) as batches:
         start = time.perf_counter()
-        questions = 0
-        for _ in range(args.batches):
-            questions += sum(map(len, next(stream).questions))
-        if args.device == "cuda":
-            torch.cuda.synchronize()
-        seconds = time.perf_counter() - start
+        next(batches)
+        note(seconds_to_the_first_batch=round(time.perf_counter() - start, 1))
+        at_once = 2 * COMPANY[args.device] * BLOCK // args.images
+        for _ in range(at_once):
+            next(batches)
+        delivered = args.images * rate(lambda: next(batches), args.seconds)
+        note(
+            images_per_second=round(delivered),
+            questions_per_second=round(delivered * world.questions_per_image),
+        )
+        if on_cuda:
+            count = max(at_once, round(delivered / args.images))
+            busy = kernel_seconds(lambda: [next(batches) for _ in range(count)])
+            note(gpu_milliseconds_per_1000_images=round(busy / count / args.images * 1e6, 1))
+            note(learning=learning(batches, vocabulary, args.d, args.p, args.seconds))
     keep(
         args.out,
-        f"images and questions streamed a second, on {args.device}",
+        f"images with ten questions each that the endless stream delivers, on {args.device}",
         size=args.size,
-        images_per_batch=args.batch,
-        workers=args.workers,
-        images_per_second=round(args.batch * args.batches / seconds, 1),
-        questions_per_second=round(questions / seconds, 1),
+        images_per_batch=args.images,
+        processes=args.processes,
+        **found,
     )
 
 

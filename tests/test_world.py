@@ -4,103 +4,117 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from macnet.clevr.questions import BLOCK, Question
 from macnet.clevr.scene import COGENT
-from macnet.clevr.world import Batch, Stream, World, make_questions, make_scenes
+from macnet.clevr.table import to_scenes
+from macnet.clevr.world import COMPANY, Block, Stream, World, make_questions, make_scenes
 from macnet.errors import InputError
 
-WORLD = World(seed=3, width=48, height=32, questions_per_image=3)
-PER_BATCH = 40
-BATCHES = 8  # 320 images: past the end of the first block
+WORLD = World(seed=3, width=36, height=24, questions_per_image=3)
 
 
-def take(
-    count: int, per_batch: int = PER_BATCH, world: World = WORLD, **options: Any
-) -> list[Batch]:
-    with Stream(world, per_batch, **options) as stream:
+def take(count: int, **options: Any) -> list[Block]:
+    with Stream(WORLD, **options) as stream:
         return [next(stream) for _ in range(count)]
 
 
-def assert_same(some: list[Batch], others: list[Batch]) -> None:
+def assert_same(some: list[Block], others: list[Block]) -> None:
     assert len(some) == len(others)
     for a, b in zip(some, others, strict=True):
-        assert a.scenes == b.scenes
+        assert a.number == b.number
+        assert a.scenes.tobytes() == b.scenes.tobytes()
         assert a.questions == b.questions
         assert torch.equal(a.images, b.images)
         assert torch.equal(a.objects, b.objects)
 
 
 @pytest.fixture(scope="module")
-def unbroken() -> list[Batch]:
-    return take(BATCHES)
+def unbroken() -> list[Block]:
+    return take(3)
 
 
-def test_a_batch_holds_what_it_says(unbroken: list[Batch]) -> None:
-    for batch in unbroken:
-        assert batch.images.shape == (PER_BATCH, 32, 48, 3)
-        assert batch.images.dtype == torch.uint8
-        assert batch.objects.shape == (PER_BATCH, 32, 48)
-        assert len(batch.scenes) == len(batch.questions) == PER_BATCH
-        for scene, mask, questions in zip(
-            batch.scenes, batch.objects, batch.questions, strict=True
-        ):
+def test_a_block_holds_what_it_says(unbroken: list[Block]) -> None:
+    assert [block.number for block in unbroken] == [0, 1, 2]
+    for block in unbroken:
+        assert block.images.shape == (BLOCK, 24, 36, 3)
+        assert block.images.dtype == torch.uint8
+        assert block.objects.shape == (BLOCK, 24, 36)
+        scenes = to_scenes(block.scenes)
+        for scene, mask, questions in zip(scenes, block.objects, block.questions, strict=True):
             assert set(mask.unique().tolist()) == {-1, *range(len(scene.objects))}
             assert len(questions) == 3
             assert all(isinstance(question, Question) for question in questions)
 
 
-def test_a_stream_is_its_world(unbroken: list[Batch]) -> None:
-    scenes = [scene for batch in unbroken for scene in batch.scenes]
-    asked = [questions for batch in unbroken for questions in batch.questions]
-    assert make_scenes(WORLD, "train", range(245, 260), "cpu") == scenes[245:260]
-    assert make_questions(WORLD, "train", 0, scenes[:BLOCK]) == asked[:BLOCK]
-    assert make_questions(WORLD, "train", 1, scenes[BLOCK:]) == asked[BLOCK:]
+def test_a_stream_is_its_world(unbroken: list[Block]) -> None:
+    scenes = [scene for block in unbroken for scene in to_scenes(block.scenes)]
+    assert make_scenes(WORLD, "train", range(2 * BLOCK + 9), "cpu") == scenes[: 2 * BLOCK + 9]
+    for block in unbroken:
+        asked = make_questions(WORLD, "train", block.number, to_scenes(block.scenes))
+        assert asked == block.questions
 
 
-@pytest.mark.parametrize("batches", [1, 6, 7])  # before, across and after a block's end
-def test_going_on_is_as_if_never_stopped(unbroken: list[Batch], batches: int) -> None:
-    with Stream(WORLD, PER_BATCH) as stopped:
-        for _ in range(batches):
-            next(stopped)
-    rest = take(BATCHES - batches, start=stopped.position)
-    assert_same(rest, unbroken[batches:])
+def test_going_on_is_as_if_never_stopped(unbroken: list[Block]) -> None:
+    with Stream(WORLD) as stopped:
+        next(stopped)
+    assert_same(take(1, start=stopped.position), unbroken[1:2])
 
 
-def test_workers_change_nothing(unbroken: list[Batch]) -> None:
-    start = 5 * PER_BATCH
-    assert_same(take(3, start=start, workers=2), unbroken[5:])
+def test_workers_change_nothing(unbroken: list[Block]) -> None:
+    assert_same(take(2, start=1, workers=2), unbroken[1:])
 
 
-def test_batches_may_be_larger_than_a_block(unbroken: list[Batch]) -> None:
-    (batch,) = take(1, per_batch=300)
-    assert batch.scenes == [scene for part in unbroken for scene in part.scenes][:300]
+def test_the_rest_of_a_company_is_as_it_was_in_it(
+    unbroken: list[Block], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COMPANY, "cpu", 2)
+    together = take(2)
+    assert_same(take(1, start=1), together[1:])
+    for block, alone in zip(together, unbroken, strict=False):
+        assert_same([block._replace(images=alone.images)], [alone])
+        assert (block.images.int() - alone.images.int()).abs().max() <= 1
 
 
-def words(question: Question) -> list[str]:
-    return question.text.split()
+def test_shards_share_out_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COMPANY, "cpu", 2)
+    monkeypatch.setattr("macnet.clevr.world.render", _blank)
+    monkeypatch.setattr("macnet.clevr.world.all_visible", lambda scenes, *_: [True] * len(scenes))
+    monkeypatch.setattr("macnet.clevr.world.make_questions", lambda *_: None)
+    numbers = [[block.number for block in take(3, shard=(k, 2))] for k in range(2)]
+    assert numbers == [[0, 1, 4], [2, 3, 6]]
+    assert [block.number for block in take(2, shard=(1, 2), start=1)] == [3, 6]
 
 
-def test_questions_are_encoded_where_they_are_made(unbroken: list[Batch]) -> None:
-    (batch,) = take(1, encode=words)
-    assert batch.questions == [[words(q) for q in asked] for asked in unbroken[0].questions]
+def _blank(scenes: np.ndarray, *_: object, **__: object) -> list[torch.Tensor]:
+    return [torch.zeros(len(scenes))] * 3
+
+
+def words(block: int, asked: list[list[Question]]) -> tuple[int, int]:
+    return block, sum(len(question.text.split()) for questions in asked for question in questions)
+
+
+def test_questions_are_encoded_where_they_are_made(unbroken: list[Block]) -> None:
+    (block,) = take(1, encode=words, workers=1, start=1)
+    assert block.questions == words(1, unbroken[1].questions)
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_on_a_gpu_images_stay_there_and_going_on_is_exact() -> None:
-    batches = take(4, per_batch=100, device="cuda", workers=2)
-    assert all(batch.images.is_cuda and batch.objects.is_cuda for batch in batches)
-    assert_same(take(2, per_batch=100, device="cuda", start=200), batches[2:])
+    blocks = take(6, device="cuda", workers=2)
+    assert all(block.images.is_cuda and block.objects.is_cuda for block in blocks)
+    assert_same(take(3, device="cuda", start=3), blocks[3:])
 
 
 @pytest.mark.parametrize("other", [{"seed": 4}, {"condition": "A"}])
-def test_another_world_is_another_world(unbroken: list[Batch], other: dict[str, Any]) -> None:
-    world = World(**{"seed": 3, "width": 48, "height": 32} | other)
+def test_another_world_is_another_world(unbroken: list[Block], other: dict[str, Any]) -> None:
+    world = World(**{"seed": 3, "width": 36, "height": 24} | other)
     scenes = make_scenes(world, "train", range(10), "cpu")
-    assert not set(scenes) & set(unbroken[0].scenes)
+    assert not set(scenes) & set(to_scenes(unbroken[0].scenes))
     assert make_scenes(world, "val", range(10), "cpu") != scenes
 
 
@@ -112,10 +126,10 @@ def test_a_condition_decides_the_colours(condition: Any) -> None:
     assert all(o.color in COGENT[condition][o.shape] for o in objects)
 
 
-@pytest.mark.parametrize("start", [-40, 1, 39])
-def test_a_start_within_a_batch_is_refused(start: int) -> None:
-    with pytest.raises(ValueError, match="multiple of 40"):
-        Stream(WORLD, PER_BATCH, start=start)
+@pytest.mark.parametrize("where", [{"start": -1}, {"shard": (2, 2)}, {"shard": (-1, 2)}])
+def test_a_start_outside_the_stream_is_refused(where: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="there is no block"):
+        Stream(WORLD, **where)
 
 
 @pytest.mark.parametrize(
@@ -135,14 +149,14 @@ def test_settings_that_make_no_world(settings: dict[str, Any], complaint: str) -
         World(seed=1, **settings)
 
 
-def fail(question: Question) -> None:
+def fail(block: int, asked: list[list[Question]]) -> None:
     raise RuntimeError("cannot encode")
 
 
 def test_a_failure_in_a_worker_is_a_failure_here() -> None:
     with (
         pytest.raises(RuntimeError, match="cannot encode"),
-        Stream(WORLD, PER_BATCH, workers=1, encode=fail) as stream,
+        Stream(WORLD, workers=1, encode=fail) as stream,
     ):
         next(stream)
 
@@ -158,9 +172,9 @@ def test_the_gpu_machine_needs_no_argument_parser() -> None:
 
 @pytest.mark.parametrize("step", ["render", "all_visible"])
 def test_a_stream_goes_on_exactly_after_a_failure(
-    step: str, unbroken: list[Batch], monkeypatch: pytest.MonkeyPatch
+    step: str, unbroken: list[Block], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Stream(WORLD, PER_BATCH) as stream:
+    with Stream(WORLD) as stream:
         with monkeypatch.context() as patched:
             patched.setattr(f"macnet.clevr.world.{step}", _interrupted)
             with pytest.raises(KeyboardInterrupt):

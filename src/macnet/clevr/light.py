@@ -13,12 +13,12 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from macnet.clevr.fuse import fused
-from macnet.clevr.scene import Scene
 from macnet.clevr.shapes import (
     Bodies,
     Neighbours,
@@ -63,11 +63,11 @@ class Lights(NamedTuple):
     haze: Tensor  # (4, s, 16, 16): the same, averaged over patches one unit wide
 
 
-def pack_lights(
-    scenes: Sequence[Scene], bodies: Bodies, others: Neighbours, resolution: int
-) -> Lights:
+def pack_lights(scenes: np.ndarray, bodies: Bodies, others: Neighbours, resolution: int) -> Lights:
     device = bodies.scene.device
-    location = torch.tensor([(*scene.lamps, SUN) for scene in scenes]).permute(2, 1, 0)
+    sun = np.broadcast_to(SUN, (len(scenes), 1, 3))
+    location = torch.from_numpy(np.concatenate([scenes["lamps"], sun], axis=1))  # (s, 4, 3)
+    location = location.float().permute(2, 1, 0)
     sizes = (torch.tensor(k).repeat_interleave(len(scenes)) for k in (HALF_SIDE, PENUMBRA))
     lamps = Lamps(*(k.to(device) for k in (location.flatten(1), *sizes)))
     shadows = shadow_map(bodies, lamps, resolution)

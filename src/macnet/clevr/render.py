@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,7 @@ from macnet.clevr.shapes import (
     screen_pairs,
 )
 from macnet.clevr.surface import Hits, Stage, ground, pack_stage, shine
+from macnet.clevr.table import tabulate
 from macnet.clevr.vector import Vec, at, pick, unit
 from macnet.errors import InputError
 
@@ -80,7 +82,7 @@ def refuse_huge(width: int, height: int) -> None:
 
 @torch.no_grad()  # one mode, or everything would be compiled once for each
 def render(
-    scenes: Sequence[Scene],
+    scenes: Sequence[Scene] | np.ndarray,
     width: int = 480,
     height: int = 320,
     quality: str = "fast",
@@ -92,20 +94,20 @@ def render(
 
     `compile` pays on CUDA for many thousands of pictures; it takes two minutes or so at first.
     """
-    if not scenes:
+    if not len(scenes):
         raise ValueError("there is no scene to render")
     rays = round(width * height * QUALITIES[quality].rays_per_pixel)
     with compiled(compile):
         parts = [
             _render(part, width, height, QUALITIES[quality], torch.device(device))
-            for part in _in_parts(scenes, rays, torch.device(device))
+            for part in _in_parts(tabulate(scenes), rays, torch.device(device))
         ]
     return Rendering(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 @torch.no_grad()
 def all_visible(
-    scenes: Sequence[Scene],
+    scenes: Sequence[Scene] | np.ndarray,
     width: int = 480,
     height: int = 320,
     device: torch.device | str = "cpu",
@@ -113,7 +115,7 @@ def all_visible(
     """Whether every object of a scene shows as many pixels as CLEVR demands."""
     enough: list[bool] = []
     rays = 2 * width * height  # as every pixel has room for, and those that may show a body
-    for part in _in_parts(scenes, rays, torch.device(device)):
+    for part in _in_parts(tabulate(scenes), rays, torch.device(device)):
         bodies, cameras = _pack(part, torch.device(device))
         pixel, body = screen_pairs(bodies, cameras, width, height)
         middles = _middles(len(part), width, height, bodies.scene.device)
@@ -124,15 +126,13 @@ def all_visible(
     return enough
 
 
-def _in_parts(
-    scenes: Sequence[Scene], rays: int, device: torch.device
-) -> Iterator[Sequence[Scene]]:
+def _in_parts(scenes: np.ndarray, rays: int, device: torch.device) -> Iterator[np.ndarray]:
     at_once = max(1, RAYS_AT_ONCE[device.type] // rays)
     for i in range(0, len(scenes), at_once):
         yield scenes[i : i + at_once]
 
 
-def _pack(scenes: Sequence[Scene], device: torch.device) -> tuple[Bodies, Cameras]:
+def _pack(scenes: np.ndarray, device: torch.device) -> tuple[Bodies, Cameras]:
     return pack_bodies(scenes, device), pack_cameras(scenes, device)
 
 
@@ -198,7 +198,7 @@ def _trace(
 
 
 def _render(
-    scenes: Sequence[Scene], width: int, height: int, quality: Quality, device: torch.device
+    scenes: np.ndarray, width: int, height: int, quality: Quality, device: torch.device
 ) -> Rendering:
     bodies, cameras = _pack(scenes, device)
     resolution = HAZE * max(2, round(quality.shadow_detail * width / HAZE))

@@ -11,7 +11,6 @@ rays meet nothing but the ground.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +19,8 @@ from torch import Tensor
 
 from macnet.clevr.camera import ASPECT, FOCAL, camera_axes
 from macnet.clevr.fuse import fused
-from macnet.clevr.scene import SHAPES, Scene
+from macnet.clevr.scene import RADIUS, SHAPES, SIZES
+from macnet.clevr.table import occupied
 from macnet.clevr.vector import Vec, at, dot, pick, unit
 
 # Fitted to outlines and highlights of original images; of the mesh, the flat part of a cube's face
@@ -53,23 +53,21 @@ class Cameras(NamedTuple):
     forward: Tensor  # (3, s)
 
 
-def pack_bodies(scenes: Sequence[Scene], device: torch.device) -> Bodies:
-    rows = [
-        (s, i, *o.center, o.radius, o.rotation, SHAPES.index(o.shape))
-        for s, scene in enumerate(scenes)
-        for i, o in enumerate(scene.objects)
-    ]
-    table = np.array(rows, dtype=np.float64).reshape(-1, 8).T
-    scene, slot, shape = (table[k].astype(np.int64) for k in (0, 1, 7))
-    center, radius, yaw = table[2:5], table[5], table[6]
+def pack_bodies(scenes: np.ndarray, device: torch.device) -> Bodies:
+    there = occupied(scenes)
+    scene, slot = np.nonzero(there)
+    x, y, yaw = scenes["places"][there].T
+    size, _, _, shape = scenes["kinds"][there].T
+    radius = np.array([RADIUS[s] for s in SIZES])[size]
     core, reach = (np.array([of[s] for s in SHAPES])[shape] for of in (CORE, REACH))
+    center = np.stack([x, y, radius])  # they rest on the floor
     numbers = center, radius, reach * radius, np.cos(yaw), np.sin(yaw), core
     columns = scene, slot, *(k.astype(np.float32) for k in numbers), shape == CYLINDER
     return Bodies(*(torch.from_numpy(column).to(device) for column in columns))
 
 
-def pack_cameras(scenes: Sequence[Scene], device: torch.device) -> Cameras:
-    origin = np.array([scene.camera for scene in scenes])
+def pack_cameras(scenes: np.ndarray, device: torch.device) -> Cameras:
+    origin = scenes["camera"]
     right, up, forward = camera_axes(origin)
     columns = origin, right / (2 * FOCAL), up / (2 * FOCAL * ASPECT), forward
     return Cameras(*(torch.from_numpy(c.T.astype(np.float32)).to(device) for c in columns))

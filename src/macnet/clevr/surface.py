@@ -8,9 +8,9 @@ many bounces is here a handful of measured constants: they were fitted to 32 ori
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from macnet.clevr.light import (
     reach,
     tinted,
 )
-from macnet.clevr.scene import COLORS, DIRECTIONS, Scene
+from macnet.clevr.scene import COLORS, DIRECTIONS, MATERIALS
 from macnet.clevr.shapes import (
     Bodies,
     Neighbours,
@@ -37,6 +37,7 @@ from macnet.clevr.shapes import (
     passes_near,
     spread,
 )
+from macnet.clevr.table import occupied
 from macnet.clevr.vector import Vec, at, cross, dot, pick, unit, where
 
 # As linear light: the release hands Blender the display values unconverted.
@@ -45,6 +46,7 @@ PAINT = {
     "brown": (129, 74, 25), "purple": (129, 38, 192), "cyan": (41, 208, 208),
     "yellow": (255, 238, 51),
 }  # fmt: skip
+_PAINTS = np.array([PAINT[color] for color in COLORS], np.float32) / np.float32(255)
 GROUND_ALBEDO = 0.8
 
 # The ground bends up into a cove that faces +x and ends at 45° of elevation; above it is black.
@@ -90,13 +92,11 @@ class Rays(NamedTuple):
     direction: Tensor  # (3, n)
 
 
-def pack_stage(scenes: Sequence[Scene], bodies: Bodies, resolution: int) -> Stage:
-    objects = [o for scene in scenes for o in scene.objects]
-    paint = torch.tensor([PAINT[color] for color in COLORS]).T / 255
-    color = paint[:, [COLORS.index(o.color) for o in objects]]
-    is_metal = torch.tensor([o.material == "metal" for o in objects], dtype=torch.bool)
+def pack_stage(scenes: np.ndarray, bodies: Bodies, resolution: int) -> Stage:
+    _, paint, material, _ = scenes["kinds"][occupied(scenes)].T
     device = bodies.scene.device
-    color, is_metal = color.to(device), is_metal.to(device)
+    color = torch.from_numpy(_PAINTS[paint].T.copy()).to(device)
+    is_metal = torch.from_numpy(material == MATERIALS.index("metal")).to(device)
     others = neighbours(bodies)
     lights = pack_lights(scenes, bodies, others, resolution)
     glow = glow_map(bodies, color, len(scenes))

@@ -5,8 +5,8 @@ block b of 250 images from "seed/split/questions/b": nothing else decides, so an
 can be made alone, anywhere, in any order. `Stream` is the same world without an end, for training:
 
     if __name__ == "__main__":  # workers are spawned, and import this file again
-        with Stream(World(seed=1, width=224, height=224), 256, device="cuda", workers=16) as stream:
-            for scenes, images, objects, questions in stream:
+        with Stream(World(seed=1, width=224, height=224), device="cuda", workers=15) as stream:
+            for number, scenes, images, objects, questions in stream:
                 ...
 """
 
@@ -15,23 +15,30 @@ from __future__ import annotations
 import random
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import islice
 from types import TracebackType
 from typing import Any, NamedTuple, Self, get_args
 
+import numpy as np
 import torch
 
 from macnet.clevr.questions import BLOCK, FAMILIES, Asker, Question
 from macnet.clevr.render import QUALITIES, all_visible, refuse_huge, render
 from macnet.clevr.scene import Condition, Scene, sample_scenes
+from macnet.clevr.table import SCENE, tabulate, to_scenes
 from macnet.errors import InputError
 from macnet.workers import pool
 
 MIN_WIDTH, MIN_HEIGHT = 24, 16  # smaller, and hardly any scene would count as visible
+
+# Blocks that are drawn together. A picture is promised to be the same only in the same company,
+# so this is no setting; a GPU has more to do at once, and a CPU should not let one wait.
+COMPANY = {"cpu": 1, "cuda": 4}
+# Blocks in the making, to a worker: enough that none waits while the device draws.
+BLOCKS_AHEAD = 4
 
 
 @dataclass(frozen=True)
@@ -97,127 +104,129 @@ def _scene_rng(world: World, split: str, index: int) -> random.Random:
 # --- the stream ------------------------------------------------------------------------------
 
 
-class Batch(NamedTuple):
-    scenes: list[Scene]
-    images: torch.Tensor  # (N, height, width, 3) uint8, on the device
-    objects: torch.Tensor  # (N, height, width) int8: which object a pixel shows, -1 for the ground
-    questions: list[list[Any]]  # for each image, its questions, or what `encode` made of them
+class Block(NamedTuple):
+    """250 images, and what is asked about them."""
+
+    number: int
+    """Its images are those of the split from 250 · number on."""
+    scenes: np.ndarray
+    """(250,): a table, which `to_scenes` turns into scenes."""
+    images: torch.Tensor
+    """(250, height, width, 3) uint8, on the device."""
+    objects: torch.Tensor
+    """(250, height, width) int8: which object a pixel shows, -1 for the ground."""
+    questions: Any
+    """For each image its questions; or what `encode` made of all of them."""
 
 
 class Stream:
-    """A split of a world in batches of so many images, without an end.
+    """A split of a world in blocks, without an end.
 
     It may be stopped anywhere: a new stream with `start=stream.position` goes on exactly as the
-    old one would have, to the byte. Neither depends on the number of workers.
+    old one would have, to the byte. Neither depends on the number of workers. Several streams can
+    share a split: with shard (k, n), a stream takes the k-th company of every n.
 
     Workers, if any, place objects and ask questions ahead of time. The device is used by the
     caller's thread alone, and only inside `next`, so it may capture graphs or train meanwhile.
-    `encode` is called in the workers on each question, and only what it returns is sent back: a
-    tokenizer there takes that work, and most of the traffic, from the caller's process.
-    `compile` makes rendering on CUDA several times faster, after two minutes' wait or so.
+    `encode` is called in the workers, with the number of a block and the questions of its images,
+    and only what it returns is sent back. `compile` makes rendering on CUDA several times faster,
+    after two minutes' wait or so.
     """
 
     def __init__(
         self,
         world: World,
-        images_per_batch: int,
         *,
         split: str = "train",
         start: int = 0,
+        shard: tuple[int, int] = (0, 1),
         device: torch.device | str = "cpu",
         workers: int = 0,
-        encode: Callable[[Question], Any] | None = None,
+        encode: Encode | None = None,
         compile: bool = False,
     ) -> None:
-        # Pictures are promised to be the same only within the same batch, hence whole batches.
-        if start < 0 or start % images_per_batch:
-            raise ValueError(
-                f"start is {start}; it must be a multiple of {images_per_batch} images per batch"
-            )
-        self.world, self.split, self.device = world, split, device
+        if start < 0 or not 0 <= shard[0] < shard[1]:
+            raise ValueError(f"there is no block {start} of shard {shard[0]} of {shard[1]}")
+        self.world, self.split, self.device = world, split, torch.device(device)
         self.encode, self.compile = encode, compile
-        self.images_per_batch = images_per_batch
         self.position = start
-        """The index of the next image, in the split."""
+        """How many blocks were taken, those before the start included."""
 
+        self._shard, self._company = shard, COMPANY[self.device.type]
         self._resources = ExitStack()
         self._executor = self._resources.enter_context(pool(workers))
-        self._ahead = 2 * workers  # each worker has a block at hand and one to go on with
-        self._blocks: deque[_Block] = deque()
-        self._ready: deque[_Made] = deque()
+        self._ahead = BLOCKS_AHEAD * workers
+        self._making: deque[_Making] = deque()
+        self._drawn: deque[Block] = deque()
         self._rewind()
         weakref.finalize(self, self._resources.close)  # a program may end without closing it
 
     def __iter__(self) -> Self:
         return self
 
-    def __next__(self) -> Batch:
+    def __next__(self) -> Block:
         try:
-            while len(self._ready) < self.images_per_batch:
-                self._ready.extend(self._take_block())
-            self._keep_busy()
+            if not self._drawn:
+                self._drawn.extend(self._draw()[self.position % self._company :])
         except BaseException:
             self._rewind()
             raise
-        made = list(islice(self._ready, self.images_per_batch))
-        scenes, questions = [scene for scene, _ in made], [asked for _, asked in made]
-        world = self.world
-        images, objects, _ = render(
-            scenes, world.width, world.height, world.quality, self.device, compile=self.compile
-        )
-        # Only now: had rendering failed, the next call would give this batch again.
-        for _ in made:
-            self._ready.popleft()
-        self.position += self.images_per_batch
-        return Batch(scenes, images, objects, questions)
+        self.position += 1
+        return self._drawn.popleft()
 
     def _rewind(self) -> None:
         """Begin again at the position: a block that was interrupted cannot be gone on with."""
-        self._blocks.clear()
-        self._ready.clear()
-        self._next_block, self._skip = divmod(self.position, BLOCK)
+        self._making.clear()
+        self._drawn.clear()
+        self._begun = self.position - self.position % self._company
 
-    def _take_block(self) -> list[_Made]:
-        if not self._blocks:
-            self._begin_block()
+    def _draw(self) -> list[Block]:
+        """The next blocks that keep each other company."""
+        made = [self._take() for _ in range(self._company)]
         self._keep_busy()
-        front = self._blocks[0]
-        while front.made is None:
-            unfinished = [block.waits_for for block in self._blocks if block.made is None]
-            wait(unfinished, return_when=FIRST_COMPLETED)
+        world = self.world
+        images, objects, _ = render(
+            np.concatenate([block.scenes for block in made]),
+            world.width, world.height, world.quality, self.device, compile=self.compile,
+        )  # fmt: skip
+        parts = zip(made, images.split(BLOCK), objects.split(BLOCK), strict=True)
+        return [
+            Block(block.number, block.scenes, seen, shown, block.task.result())
+            for block, seen, shown in parts
+        ]
+
+    def _take(self) -> _Making:
+        """The next block, once it is made."""
+        if not self._making:
+            self._begin()
+        self._keep_busy()
+        # Waiting for this one alone, whatever else gets ready is looked at in one go.
+        while not self._making[0].is_made:
+            wait([self._making[0].task])
             self._keep_busy()
-        self._blocks.popleft()
-        made, self._skip = front.made[self._skip :], 0
-        return made
+        return self._making.popleft()
+
+    def _begin(self) -> None:
+        company, k = divmod(self._begun, self._company)
+        company = company * self._shard[1] + self._shard[0]
+        number = company * self._company + k
+        self._making.append(_Making(self.world, self.split, number, self.encode, self._executor))
+        self._begun += 1
 
     def _keep_busy(self) -> None:
-        """Hand out what is to be done next, without waiting for anything."""
-        while len(self._blocks) < self._ahead:
-            self._begin_block()
-        for block in self._blocks:
-            block.advance()
-
-    def _begin_block(self) -> None:
-        self._blocks.append(_Block(self._make_block(self._next_block)))
-        self._next_block += 1
-
-    def _make_block(self, block: int) -> Generator[Future[Any], Any, list[_Made]]:
-        """The life of a block: it yields whatever result of a worker it has to wait for."""
-        world, split, submit = self.world, self.split, self._executor.submit
-        indices = range(BLOCK * block, BLOCK * (block + 1))
-        rejections = dict.fromkeys(indices, 0)
-        scenes: dict[int, Scene] = {}
-        while rejections:
-            proposals = yield submit(_propose, world, split, rejections)
-            verdicts = all_visible(proposals, world.width, world.height, self.device)
-            for i, scene, visible in zip(list(rejections), proposals, verdicts, strict=True):
-                rejections[i] += 1
-                if visible:
-                    scenes[i] = scene
-                    del rejections[i]
-        in_order = [scenes[i] for i in indices]
-        questions = yield submit(_ask, world, split, block, in_order, self.encode)
-        return list(zip(in_order, questions, strict=True))
+        """Look at what was proposed, and hand out what is to be done next, without waiting."""
+        while len(self._making) < self._ahead:
+            self._begin()
+        proposed = [block for block in self._making if block.is_proposed]
+        if proposed:
+            proposals = [block.task.result() for block in proposed]
+            world = self.world
+            visible = np.array(
+                all_visible(np.concatenate(proposals), world.width, world.height, self.device)
+            )
+            ends = np.cumsum([len(few) for few in proposals])
+            for block, verdicts in zip(proposed, np.split(visible, ends[:-1]), strict=True):
+                block.settle(verdicts)
 
     def close(self) -> None:
         """End the workers. A stream that is left by a `with` is closed."""
@@ -235,48 +244,72 @@ class Stream:
         self._resources.__exit__(kind, error, traceback)
 
 
-_Made = tuple[Scene, list[Any]]  # a scene, and what is asked about it
+class _Making:
+    """A block in the making: its scenes are proposed until all are visible, then asked about.
 
-
-class _Block:
-    """A block that is being made, step by step."""
-
-    def __init__(self, life: Generator[Future[Any], Any, list[_Made]]) -> None:
-        self._life = life
-        self.waits_for = next(life)
-        self.made: list[_Made] | None = None
-
-    def advance(self) -> None:
-        """Take every step that need not wait."""
-        while self.made is None and self.waits_for.done():
-            try:
-                self.waits_for = self._life.send(self.waits_for.result())
-            except StopIteration as end:
-                self.made = end.value
-
-
-def _propose(world: World, split: str, rejections: Mapping[int, int]) -> list[Scene]:
-    """Scenes by index, as they stand after so many of their placements hid an object.
-
-    A placement is cheap to make and only the device can judge it; so a rejected one is made again
-    from the seed in whichever worker is free, and no generator has to be kept or sent around.
+    A placement is costly to make twice but only the device can judge it; so the first round
+    proposes one for each image, and every other round as many as all before, and one more, for
+    those where an object was hidden. They are made again from the seed in whichever worker is
+    free: few are needed, and no generator has to be kept or sent around.
     """
 
-    def proposal(index: int, rejected: int) -> Scene:
-        verdicts = iter([False] * rejected + [True])
-        return sample_scenes(
-            [_scene_rng(world, split, index)], lambda _: [next(verdicts)], world.condition
-        )[0]
+    def __init__(
+        self, world: World, split: str, number: int, encode: Encode | None, executor: Executor
+    ) -> None:
+        self.number = number
+        self.scenes = np.zeros(BLOCK, SCENE)
+        self._of_world, self._encode, self._executor = (world, split), encode, executor
+        self._hidden = np.arange(BLOCK)  # the images that have no scene yet
+        self._rejected = 0  # placements of each of them
+        self.task = self._hand_out()
+        """What a worker is at: proposals, or at last the questions."""
 
-    return [proposal(index, rejected) for index, rejected in rejections.items()]
+    @property
+    def is_proposed(self) -> bool:
+        return len(self._hidden) > 0 and self.task.done()
+
+    @property
+    def is_made(self) -> bool:
+        return len(self._hidden) == 0 and self.task.done()
+
+    def settle(self, verdicts: np.ndarray) -> None:
+        """Take, for each image, the first proposal in which all is visible."""
+        proposals = self.task.result().reshape(len(self._hidden), -1)
+        visible = verdicts.reshape(proposals.shape)
+        first, good = visible.argmax(1), visible.any(1)
+        self.scenes[self._hidden[good]] = proposals[good, first[good]]
+        self._hidden = self._hidden[~good]
+        self._rejected += proposals.shape[1]
+        self.task = self._hand_out()
+
+    def _hand_out(self) -> Future[Any]:
+        submit, first = self._executor.submit, BLOCK * self.number
+        if len(self._hidden):
+            indices = (first + self._hidden).tolist()
+            return submit(_propose, *self._of_world, indices, self._rejected)
+        return submit(_ask, *self._of_world, self.number, self.scenes, self._encode)
+
+
+Encode = Callable[[int, list[list[Question]]], Any]
+
+
+def _propose(world: World, split: str, indices: Sequence[int], rejected: int) -> np.ndarray:
+    """For each scene its placements after so many that hid an object: as many, and one more."""
+    proposals: list[Scene] = []
+    for index in indices:
+        placed: list[Scene] = []
+
+        def look(scenes: list[Scene], placed: list[Scene] = placed) -> list[bool]:
+            placed += scenes
+            return [len(placed) == 2 * rejected + 1]
+
+        sample_scenes([_scene_rng(world, split, index)], look, world.condition)
+        proposals += placed[rejected:]
+    return tabulate(proposals)
 
 
 def _ask(
-    world: World,
-    split: str,
-    block: int,
-    scenes: list[Scene],
-    encode: Callable[[Question], Any] | None,
-) -> list[list[Any]]:
-    asked = make_questions(world, split, block, scenes)
-    return asked if encode is None else [[encode(q) for q in of_image] for of_image in asked]
+    world: World, split: str, block: int, scenes: np.ndarray, encode: Encode | None
+) -> list[list[Question]] | Any:
+    asked = make_questions(world, split, block, to_scenes(scenes))
+    return asked if encode is None else encode(block, asked)

@@ -1,0 +1,245 @@
+"""The generated world as a source of batches: each image once, without an end, and no disk.
+
+    if __name__ == "__main__":  # processes are spawned, and import this file again
+        world, vocabulary = World(seed=1, width=128, height=128), Vocabulary.build(language())
+        with EndlessBatches(
+            world, vocabulary, images=64, device="cuda", processes=14, compile=True
+        ) as batches:
+            for batch in batches:
+                ...
+
+Processes place objects, ask questions and look up their words; a thread draws the pictures, on a
+CUDA stream of its own, while the caller learns from earlier ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import torch
+
+from macnet.clevr.families import (
+    CATALOGUE,
+    GIVEN,
+    NOUN_PHRASES,
+    PLURAL_NOUN_PHRASES,
+    RELATION_PHRASES,
+    Family,
+    Step,
+)
+from macnet.clevr.program import to_prefix
+from macnet.clevr.questions import BLOCK, Question
+from macnet.clevr.world import COMPANY, Block, Stream, World
+from macnet.data.ahead import Ahead
+from macnet.data.batches import Batch
+from macnet.data.questions import UNKNOWN, Row, collect, program_ids
+from macnet.data.vocab import ANSWERS, TOKENISINGS, Vocabulary
+from macnet.errors import InputError
+
+# --- what the world can say ------------------------------------------------------------------
+
+
+def language() -> list[str]:
+    """Texts that hold every word of the world's questions, and of each phrase the longest form."""
+    phrases = [*NOUN_PHRASES, *PLURAL_NOUN_PHRASES, *RELATION_PHRASES]
+    return [*chain.from_iterable(phrases), *chain.from_iterable(map(_longest_texts, CATALOGUE))]
+
+
+def _longest_texts(family: Family) -> Iterator[str]:
+    fillings = {}
+    for step in family.steps:
+        for slot in step.slots:
+            if slot in "RST":
+                fillings[slot] = max(chain.from_iterable(RELATION_PHRASES), key=_words)
+            else:
+                allowed = _allowed(step)
+                for name, phrases in (slot, NOUN_PHRASES), (f"{slot}s", PLURAL_NOUN_PHRASES):
+                    fillings[name] = max((phrases[d][0] for d in allowed), key=_words)
+    for phrase in chain.from_iterable(family.texts):
+        yield phrase.pattern % tuple(fillings[slot] for slot in phrase.slots)
+        yield phrase.without_other % tuple(fillings[slot] for slot in phrase.slots)
+
+
+def _words(text: str) -> int:
+    return len(text.split())
+
+
+def _allowed(step: Step) -> list[int]:
+    """The descriptions that a step may choose."""
+    return [d for d, given in enumerate(GIVEN) if not given & step.empty]
+
+
+def _longest_program() -> int:
+    """In functions, of all families."""
+
+    def longest(step: Step) -> int:
+        if not step.slots:
+            return 1
+        filters = max(GIVEN[d].bit_count() for d in _allowed(step))
+        says = filters if set(step.slots) - set("RST") else 0
+        return step.relates + says + bool(step.concludes)
+
+    return max(sum(map(longest, family.steps)) for family in CATALOGUE)
+
+
+# --- questions as numbers --------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """Makes of a block's questions one array: a row to each, and as many to each image.
+
+    Every batch must have the same shape, or no step could be captured; so rows are as long as the
+    longest question that there can be. An image with too few questions repeats its first one,
+    without the answer: such a filler counts for nothing.
+    """
+
+    vocabulary: Vocabulary
+    questions_per_image: int
+    words: int
+    steps: int
+
+    @classmethod
+    def of(cls, world: World, vocabulary: Vocabulary) -> Self:
+        tokenise = TOKENISINGS[vocabulary.tokenising]
+        texts = [tokenise(text) for text in language()]
+        unknown = sorted(set(chain.from_iterable(texts)) - set(vocabulary.words))
+        unknown += sorted(set(ANSWERS) - set(vocabulary.answers))
+        if unknown:
+            raise InputError(
+                f"the vocabulary lacks {len(unknown)} words of the generated world, first "
+                f"{unknown[0]!r}; build it from data.stream.language(), or grow it by that"
+            )
+        words = max(map(len, texts))
+        return cls(vocabulary, world.questions_per_image, words, _longest_program())
+
+    def __call__(self, block: int, asked: list[list[Question]]) -> np.ndarray:
+        """(questions, words + steps + 3) int32: tokens, program, length, answer, type."""
+        encode, answer = self.vocabulary.encode, self.vocabulary.answers.index
+        rows = []
+        for image, questions in enumerate(asked, start=BLOCK * block):
+            of_image = [
+                Row(encode(q.text), answer(q.answer), program_ids(to_prefix(q.program)), image)
+                for q in questions
+            ]
+            filler = of_image[0]._replace(answer=UNKNOWN)
+            rows += of_image + [filler] * (self.questions_per_image - len(of_image))
+        found = collect(rows)
+        table = np.zeros((len(rows), self.words + self.steps + 3), np.int32)
+        table[:, : found.tokens.shape[1]] = found.tokens
+        table[:, self.words : self.words + found.programs.shape[1]] = found.programs
+        table[:, -3:] = np.stack([found.lengths, found.answers, found.types], axis=1)
+        return table
+
+    def batch(self, block: Block) -> Batch:
+        """A block as a batch of its own, on the device of its images."""
+        table = torch.from_numpy(block.questions).to(block.images.device).long()
+        tokens, programs, rest = table.split((self.words, self.steps, 3), dim=1)
+        lengths, answers, types = rest.T.contiguous()
+        first = block.number * len(table)
+        which = torch.arange(first, first + len(table), device=table.device)
+        which.masked_fill_(answers == UNKNOWN, UNKNOWN)
+        words = tokens.contiguous(), lengths, answers, types, programs.contiguous()
+        return Batch(block.images, *words, which)
+
+
+# --- batches ---------------------------------------------------------------------------------
+
+
+class EndlessBatches:
+    """A split of a world in batches of so many images and all their questions, without an end.
+
+    It may be stopped anywhere: with the same settings and `position=batches.position`, another
+    goes on exactly as this one would have, whatever the number of processes. Of W data-parallel
+    workers, each takes every W-th company of blocks: none takes what another does. Questions are
+    numbered (`which`) by their image, times the questions per image, and their place among those.
+
+    The device is used by a thread ahead of the caller: whoever captures a CUDA graph must do so
+    with `capture_error_mode="thread_local"`, or the capture fails.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        vocabulary: Vocabulary,
+        *,
+        images: int,
+        split: str = "train",
+        device: torch.device | str = "cpu",
+        processes: int = 0,
+        worker: int = 0,
+        workers: int = 1,
+        position: int = 0,
+        compile: bool = False,
+    ) -> None:
+        if images < 1 or position < 0:
+            raise ValueError(f"there is no batch {position} of {images} images")
+        self.position = position
+        """Batches taken so far."""
+        encoder = Encoder.of(world, vocabulary)
+        block, skipped = divmod(position * images, BLOCK)
+        self._stream = Stream(
+            world,
+            split=split,
+            start=block,
+            shard=(worker, workers),
+            device=device,
+            workers=processes,
+            encode=encoder,
+            compile=compile,
+        )
+        # Enough batches lie ready that none is missed while the next company is drawn.
+        depth = max(2, COMPANY[torch.device(device).type] * BLOCK // images)
+        cut = _cut(self._stream, encoder, images, skipped)
+        self._source = Ahead(cut, device, depth=depth)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Batch:
+        batch = next(self._source)
+        self.position += 1
+        return batch
+
+    def close(self) -> None:
+        """End the processes and the thread. Batches that are left by a `with` are closed."""
+        self.__exit__(None, None, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # In this order: without processes, the thread has nothing to wait for.
+        self._stream.__exit__(kind, error, traceback)
+        self._source.close()
+
+
+def _cut(stream: Stream, encoder: Encoder, images: int, skipped: int) -> Iterator[Batch]:
+    """Blocks in pieces of so many images, from one within the first block on."""
+
+    def part(batch: Batch, which: slice) -> Batch:
+        many = encoder.questions_per_image
+        of_questions = slice(*(k and k * many for k in (which.start, which.stop)))
+        pictures, *columns = batch
+        return Batch(pictures[which], *(column[of_questions] for column in columns))
+
+    left: Batch | None = None
+    for block in stream:
+        new = encoder.batch(block)
+        if left is None:
+            left = part(new, slice(skipped, None))
+        else:
+            left = Batch(*(torch.cat(pair) for pair in zip(left, new, strict=True)))
+        while len(left.images) >= images:
+            yield part(left, slice(images))
+            left = part(left, slice(images, None))
