@@ -416,7 +416,7 @@ def test_people_s_questions_need_to_know_where_the_images_are(dataset: Path) -> 
     assert find_split(people, "train", dataset) == wanted
     assert find_split(people, "train", images) == wanted
     for given_images, expected in (
-        (None, "CLEVR-Humans comes without images"),
+        (None, "people: these come without images; say with --images"),
         (people, "people/images/train: there is no such folder of images"),
     ):
         with pytest.raises(InputError, match=expected):

@@ -25,7 +25,8 @@ from macnet.clevr.release import image_name, images_folder, questions_file
 from macnet.clevr.scene import ATTRIBUTES, RELATIONS
 from macnet.errors import InputError
 
-Kind = Literal["clevr", "humans"]
+Kind = Literal["clevr", "humans", "community"]
+"""Where questions are from; the community's come as numbers, in HDF5, and are not read here."""
 
 _VALUES = {"relate": tuple(RELATIONS), **{f"filter_{name}": v for name, v in ATTRIBUTES.items()}}
 
@@ -88,6 +89,8 @@ def read_questions(path: Path, *, kind: Kind) -> list[Question]:
 
     A split is labelled throughout or, like the release's test split, not at all.
     """
+    if kind == "community":
+        raise InputError(f"{path}: it holds numbers where questions are wanted")
     records = _records(path)
     check = _Check(kind)
     questions: list[Question] = []
@@ -261,16 +264,31 @@ class Split:
     name: str
     questions: Path
     images: Path
+    """The folder of its pictures, or a file of their features."""
     kind: Kind
 
 
 def find_split(root: Path, split: str, images: Path | None = None) -> Split:
     """Where a split's questions and images are.
 
-    `root` is the folder of CLEVR, CoGenT or a generated world, or one with the JSON files of
-    CLEVR-Humans. These come without images: then `images` must say where CLEVR is, or the folder
-    of the split's images itself.
+    `root` is as `find_questions` wants it. Of CLEVR-Humans and of an HDF5 file, which come without
+    images, `images` must say where CLEVR is, or be the folder of the split's images, or a file of
+    their features; of others it may.
     """
+    questions, kind = find_questions(root, split)
+    if images is None and kind != "clevr":
+        raise InputError(f"{root}: these come without images; say with --images where CLEVR's are")
+    return Split(split, questions, _find_images(images or root, split), kind)
+
+
+def find_questions(root: Path, split: str) -> tuple[Path, Kind]:
+    """The file of a split's questions.
+
+    `root` is the folder of CLEVR, CoGenT or a generated world, or one with the JSON files of
+    CLEVR-Humans, or an HDF5 file of the community's questions.
+    """
+    if _is_hdf5(root):
+        return root, "community"
     if not root.is_dir():
         what = "this is a file; give" if root.exists() else "there is no such folder; give"
         raise InputError(f"{root}: {what} the folder of a dataset")
@@ -290,10 +308,16 @@ def find_split(root: Path, split: str, images: Path | None = None) -> Split:
             f"{root}: it holds both CLEVR and CLEVR-Humans; move the CLEVR-Humans-*.json to a "
             "folder of their own"
         )
-    (kind,) = found
-    if kind == "humans" and images is None:
-        raise InputError(f"{root}: CLEVR-Humans comes without images; say where CLEVR's are")
-    return Split(split, files[kind], _find_images(images or root, split), kind)
+    return files[found[0]], found[0]
+
+
+def _is_hdf5(path: Path) -> bool:
+    return path.suffix in (".h5", ".hdf5") and path.is_file()
+
+
+def training_split(split: str) -> str:
+    """The split one learns from before one is asked this one: CoGenT's are all about trainA."""
+    return "trainA" if split[-1:] in ("A", "B") else "train"
 
 
 def _not_found(root: Path, split: str, looked_for: Iterable[Path]) -> str:
@@ -308,6 +332,8 @@ def _not_found(root: Path, split: str, looked_for: Iterable[Path]) -> str:
 
 
 def _find_images(folder: Path, split: str) -> Path:
+    if _is_hdf5(folder):
+        return folder
     inside = images_folder(folder, split)
     if inside.is_dir():
         return inside

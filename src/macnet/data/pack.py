@@ -1,0 +1,245 @@
+"""A dataset on disk becomes packs, once: its images, its words, its questions.
+
+They are packed apart, so that people's questions about CLEVR's images (CLEVR-Humans), or a larger
+vocabulary, cost no second decoding of 70,000 pictures; `pack_split` puts them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from macnet.clevr.pictures import open_picture
+from macnet.data.clevr import (
+    Node,
+    Question,
+    Split,
+    find_questions,
+    image_files,
+    read_questions,
+    refuse_missing,
+    training_split,
+)
+from macnet.data.community import read_questions_h5
+from macnet.data.dataset import Dataset, rows_of
+from macnet.data.features import open_features
+from macnet.data.packed import Pack, create_array, fingerprint, pack, write_rows
+from macnet.data.questions import UNKNOWN, Questions, Row, collect, program_ids
+from macnet.data.vocab import MAX_WORDS, PROGRAM_TOKENS, SPECIALS, Tally, Vocabulary
+from macnet.errors import InputError
+from macnet.progress import progress
+from macnet.workers import pool
+
+AT_ONCE = 50  # pictures in a task of a worker, rows of features in a read
+FEW = 400  # pictures are decoded in the time a worker takes to start
+
+
+def pack_split(
+    split: Split,
+    cache: Path,
+    vocabulary: Vocabulary,
+    *,
+    size: tuple[int, int],
+    skip_missing: bool = False,
+    workers: int = 0,
+) -> Dataset:
+    """A split as arrays. What was packed before is opened, in less than a second.
+
+    Pictures are brought to a size, (width, height); features are taken as they are. Questions
+    about images that are not there are refused, or left out where `skip_missing` allows it.
+    """
+    questions = pack_questions(split, vocabulary, cache)
+    if split.images.is_file():
+        pictures = pack_features(split.images, cache)
+    else:
+        pictures = pack_images(split.images, *size, cache, workers)
+    columns = Questions(**{f.name: questions.arrays[f.name] for f in fields(Questions)})
+    index = pictures.arrays["index"]
+    rows = rows_of(columns.images, index)
+    chosen = np.flatnonzero(rows >= 0).astype(np.int32)
+    if len(chosen) < len(rows) and not (skip_missing and len(chosen)):
+        refuse_missing(split, columns.images.tolist(), index.tolist())
+    about = {
+        "questions": str(split.questions),
+        "images": str(pictures.about["source"]),
+        "packs": [pictures.folder.name, questions.folder.name],
+        "words": questions.about["words"],
+        "left out": len(rows) - len(chosen),
+    }
+    return Dataset(pictures.arrays["images"], columns, rows, chosen, vocabulary, about)
+
+
+# --- images ----------------------------------------------------------------------------------
+
+
+def pack_images(folder: Path, width: int, height: int, cache: Path, workers: int) -> Pack:
+    """All pictures of a folder: `images` (I, height, width, 3) uint8, and the `index` of each."""
+    files = image_files(folder)
+    index = np.array(sorted(files), np.int32)
+
+    def make(out: Path) -> Mapping[str, Any]:
+        np.save(out / "index.npy", index)
+        array = out / "images.npy"
+        start = create_array(array, (len(index), height, width, 3), np.dtype(np.uint8))
+        tasks = [
+            (i, [files[n] for n in index[i : i + AT_ONCE]]) for i in range(0, len(index), AT_ONCE)
+        ]
+        with (
+            progress("packing", "images", len(index)) as advance,
+            pool(min(workers, len(tasks)) if len(index) > FEW else 0) as executor,
+        ):
+            futures = {
+                executor.submit(_pack_pictures, array, start, first, paths, width, height): len(
+                    paths
+                )
+                for first, paths in tasks
+            }
+            for future in as_completed(futures):
+                future.result()
+                advance(futures[future])
+        return {"source": str(folder)}
+
+    recipe = {"size": [width, height], "source": fingerprint(files.values())}
+    return pack(cache, "images", recipe, make)
+
+
+def _pack_pictures(
+    array: Path, start: int, first: int, paths: Sequence[Path], width: int, height: int
+) -> None:
+    write_rows(array, start, first, np.stack([decode(path, width, height) for path in paths]))
+
+
+def decode(path: Path, width: int, height: int) -> np.ndarray:
+    """(height, width, 3) uint8: a picture, squeezed to this size if it has another."""
+    with open_picture(path) as image:
+        rgb = image.convert("RGB")
+    if rgb.size != (width, height):
+        rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
+    return np.asarray(rgb)
+
+
+def pack_features(path: Path, cache: Path) -> Pack:
+    """A file of features: `images` (I, H, W, C) float16, channels last, and the `index` of each."""
+
+    def make(out: Path) -> Mapping[str, Any]:
+        file = open_features(path)
+        count, channels, height, width = file.shape
+        np.save(out / "index.npy", np.arange(count, dtype=np.int32))
+        array, half = out / "images.npy", np.dtype(np.float16)
+        start = create_array(array, (count, height, width, channels), half)
+        with progress("packing", "images", count) as advance:
+            for first in range(0, count, AT_ONCE):
+                rows = file.rows(first, min(first + AT_ONCE, count))
+                _refuse_overflow(rows, path, first)
+                write_rows(array, start, first, rows.transpose(0, 2, 3, 1).astype(half))
+                advance(len(rows))
+        return {"source": str(path)}
+
+    return pack(cache, "features", {"source": fingerprint([path])}, make)
+
+
+def _refuse_overflow(rows: np.ndarray, path: Path, first: int) -> None:
+    too_large = np.abs(rows).max(axis=(1, 2, 3)) > np.finfo(np.float16).max
+    if too_large.any():
+        raise InputError(
+            f"{path}: row {first + int(too_large.argmax())} holds a number beyond float16; "
+            "are these features of a network?"
+        )
+
+
+# --- words and questions ---------------------------------------------------------------------
+
+
+def pack_vocabulary(
+    root: Path,
+    split: str,
+    cache: Path,
+    given: Path | None = None,
+    tokenising: str = "mac",
+    at_least: int | None = None,
+) -> Vocabulary:
+    """The words for a split: those of a file, or of the training split that belongs to it.
+
+    Those of a file may grow by what occurs in the training split at least so often. A training
+    split is read once; later, only what came of it.
+    """
+    if given is not None and at_least is None:
+        return Vocabulary.load(given)
+    known = Vocabulary(SPECIALS, tokenising) if given is None else Vocabulary.load(given)
+    try:
+        path, kind = find_questions(root, training_split(split))
+    except InputError as error:
+        raise InputError(f"{error}; its words are wanted: give a --vocabulary") from None
+
+    def make(_: Path) -> Mapping[str, Any]:
+        texts = (question.question for question in read_questions(path, kind=kind))
+        return known.grown(texts, at_least=at_least or 1).to_record()
+
+    recipe = {
+        "vocabulary": known.to_record(),
+        "at_least": at_least or 1,
+        "source": fingerprint([path]),
+    }
+    found = pack(cache, "words", recipe, make)
+    return Vocabulary.from_record(found.about, str(found.folder))
+
+
+def pack_questions(split: Split, vocabulary: Vocabulary, cache: Path) -> Pack:
+    """The columns of `Questions`, in the words of a vocabulary."""
+
+    def make(out: Path) -> Mapping[str, Any]:
+        columns, words = _read(split, vocabulary)
+        for field in fields(columns):
+            np.save(out / f"{field.name}.npy", getattr(columns, field.name))
+        return {"source": str(split.questions), "words": words}
+
+    recipe = {"vocabulary": vocabulary.to_record(), "source": fingerprint([split.questions])}
+    return pack(cache, "questions", recipe, make)
+
+
+def _read(split: Split, vocabulary: Vocabulary) -> tuple[Questions, str]:
+    """The columns, and what there is to say of their words."""
+    if split.kind == "community":
+        columns = read_questions_h5(split.questions, vocabulary)
+        return columns, f"{len(columns):,} questions came as numbers, all in the vocabulary"
+    tally = Tally()
+    questions = read_questions(split.questions, kind=split.kind)
+    columns = collect(_rows(questions, vocabulary, tally, split.questions))
+    return columns, str(tally)
+
+
+def _rows(
+    questions: Iterable[Question], vocabulary: Vocabulary, tally: Tally, where: Path
+) -> Iterator[Row]:
+    answers: dict[str | None, int] = {word: i for i, word in enumerate(vocabulary.answers)}
+    answers[None] = UNKNOWN
+    for number, question in enumerate(questions):
+        tokens = vocabulary.encode(question.question, tally)
+        if len(tokens) > MAX_WORDS:
+            raise InputError(
+                f"{where}: question {number} has {len(tokens):,} words; {MAX_WORDS} is the most"
+            )
+        program = b"" if question.program is None else _prefix(question.program)
+        yield Row(tokens, answers[question.answer], program, question.image_index)
+
+
+def _prefix(program: Sequence[Node]) -> bytes:
+    """`program_ids(to_prefix(program))`, in one pass, for there are millions of steps."""
+    forms: list[bytes] = []
+    for node in program:
+        inputs = [forms[i] for i in node.inputs]
+        forms.append(b"".join([_TOKEN[node.function, node.value_inputs], *inputs]))
+    return forms[-1]
+
+
+_TOKEN: Mapping[tuple[str, tuple[str, ...]], bytes] = {
+    (function, (value.rstrip("]"),) if value else ()): program_ids([token])
+    for token in PROGRAM_TOKENS[len(SPECIALS) :]
+    for function, _, value in [token.partition("[")]
+}
