@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -307,6 +308,22 @@ def test_other_arguments(here: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_a_second_run_waits_outside(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with alone_in(here / ".f.h5.unfinished"):
         assert ".f.h5.unfinished: another run is at work here" in complaint(capsys, "f.h5")
+
+
+def test_a_run_that_finishes_while_another_starts(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def late(folder: Path) -> Iterator[None]:
+        with alone_in(folder):
+            folder.rmdir()  # as the other run does when it has the file
+            shutil.copy("val.h5", "f.h5")
+            yield
+
+    monkeypatch.setattr(module, "alone_in", late)
+    run("f.h5", code=2)
+    assert "macnet: f.h5: another run has finished it just now" in capsys.readouterr().err
+    assert (here / "f.h5").read_bytes() == (here / "val.h5").read_bytes()
 
 
 @pytest.mark.parametrize("function", ["posix_fallocate", "pwrite", "fsync"])

@@ -153,6 +153,8 @@ def extract(
         return False
     unfinished = _Unfinished(out, settings, pictures)
     with unfinished.held():
+        if out.exists():
+            raise InputError(f"{out}: another run has finished it just now")
         unfinished.begin()
         left = paths[unfinished.rows :]
         with (
@@ -239,7 +241,8 @@ class _Unfinished:
                 yield
             except BaseException as error:
                 if not self.count.exists():
-                    shutil.rmtree(self.folder)  # there is nothing to go on from
+                    # There is nothing to go on from.
+                    shutil.rmtree(self.folder, ignore_errors=True)
                 ours = (None, str(self.part), str(self.count))
                 # A failed write may not say where, and nobody knows the folder.
                 if isinstance(error, OSError) and error.filename in ours:
