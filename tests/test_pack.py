@@ -162,7 +162,7 @@ def test_the_words_are_those_of_the_training_split(world: Path, tmp_path: Path) 
     train.save(tmp_path / "words.json")
     (world / "questions/CLEVR_train_questions.json").unlink()
     assert pack_vocabulary(world, "val", cache, tmp_path / "words.json") == train
-    with pytest.raises(InputError, match="no split 'train'; it has test, val; .* --vocabulary"):
+    with pytest.raises(InputError, match=r"no split 'train'; it has test, val; .* --vocabulary"):
         pack_vocabulary(world, "val", cache)
 
 
