@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
+from reprlib import repr as shown  # which a broken file cannot make longer than a sentence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from msgspec import Meta, Raw, Struct, ValidationError
@@ -175,7 +176,9 @@ class _Check:
                     "labelled throughout or not at all"
                 )
         if record.split != first.split:
-            raise ValueError(f'its "split" is {record.split!r}, before it was {first.split!r}')
+            raise ValueError(
+                f'its "split" is {shown(record.split)}, before it was {shown(first.split)}'
+            )
 
     def _image(self, index: int, name: str) -> str:
         """The name of an image: the same string for all questions about it."""
@@ -183,10 +186,12 @@ class _Check:
         if known is None:
             match = _IMAGE_NAME.fullmatch(name)  # it becomes a path of ours
             if not match or int(match[1]) != index:
-                raise ValueError(f'its "image_filename" is {name!r}, its "image_index" {index}')
+                raise ValueError(
+                    f'its "image_filename" is {shown(name)}, its "image_index" {index}'
+                )
             known = self.images[index] = name
         elif known != name:
-            raise ValueError(f'its "image_filename" is {name!r}, before it was {known!r}')
+            raise ValueError(f'its "image_filename" is {shown(name)}, before it was {known!r}')
         return known
 
     def _program(self, steps: Sequence[Raw], answer: str | None) -> tuple[Node, ...]:
@@ -378,5 +383,5 @@ def refuse_missing(split: Split, asked: Iterable[int], there: Collection[int]) -
         raise InputError(
             f"{split.images}: {len(wanted) - len(missing):,} of {len(wanted):,} images are there, "
             f"{len(missing):,} are missing: {first}{', …' if missing[3:] else ''}; fetch them, or "
-            "leave out the questions about them"
+            f"leave out what {split.questions.name} asks about them"
         )

@@ -178,8 +178,12 @@ def pack_vocabulary(
         raise InputError(f"{error}; its words are wanted: give a --vocabulary") from None
 
     def make(_: Path) -> Mapping[str, Any]:
-        texts = (question.question for question in read_questions(path, kind=kind))
-        return known.grown(texts, at_least=at_least or 1).to_record()
+        questions = read_questions(path, kind=kind)
+        try:
+            grown = known.grown((q.question for q in questions), at_least=at_least or 1)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from None
+        return grown.to_record()
 
     recipe = {
         "vocabulary": known.to_record(),

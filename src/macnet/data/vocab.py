@@ -195,9 +195,13 @@ class Vocabulary:
                 raise InputError(f'{where}: "{name}" must be a list of strings')
         try:
             words, answers = tuple(record["words"]), tuple(record["answers"])
-            return cls(words, str(record.get("tokenising")), answers)
+            found = cls(words, str(record.get("tokenising")), answers)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
+        lacking = [answer for answer in ANSWERS if answer not in answers]
+        if lacking:
+            raise InputError(f"{where}: {lacking[0]!r} is not among its answers, but among CLEVR's")
+        return found
 
     def save(self, path: Path) -> None:
         with whole_file(path) as file:
