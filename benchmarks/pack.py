@@ -1,0 +1,142 @@
+"""How fast pictures are packed, what of that is decoding, and how soon a packed set opens.
+
+    macnet generate WORLD --train 2000
+    python benchmarks/pack.py WORLD --scratch /tmp/pack --out results/pack_speed.json
+
+Packed are the pictures of a training split, at 128×128, by all cores. How much of it is decoding is
+told by the processor time of one process: of all that packing does to a picture, and of decoding
+alone. Opened, by fresh processes, is a set of the size of CLEVR's training split; as nobody looks
+at its pictures, they are 70,000 names of two small ones. With the 700,000 questions that
+benchmarks/read_questions.py makes (--questions), these are packed and opened too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from macnet.clevr.pictures import open_picture
+from macnet.clevr.release import image_name, images_folder, questions_file
+from macnet.data.clevr import Split, find_split, image_files
+from macnet.data.pack import (
+    AT_ONCE,
+    _pack_pictures,
+    decode,
+    pack_images,
+    pack_questions,
+    pack_vocabulary,
+)
+from macnet.data.packed import create_array
+from record import keep
+
+SIZE = (128, 128)
+IMAGES = 70_000
+OPEN = """
+import sys, time
+from pathlib import Path
+from macnet.data.clevr import find_split
+from macnet.data.pack import pack_split, pack_vocabulary
+root, cache = map(Path, sys.argv[1:])
+start = time.perf_counter()
+words = pack_vocabulary(root, "train", cache)
+data = pack_split(find_split(root, "train"), cache, words, size=(128, 128))
+print(time.perf_counter() - start, len(data.images), len(data))
+"""
+
+
+def decode_alone(paths: list[Path]) -> None:
+    for path in paths:
+        with open_picture(path) as image:
+            image.load()
+
+
+def where_time_goes(paths: list[Path], scratch: Path) -> dict[str, float]:
+    """Milliseconds of a core per picture."""
+    array = scratch / "some.npy"
+    start = create_array(array, (len(paths), *SIZE[::-1], 3), np.dtype(np.uint8))
+    stages: dict[str, Callable[[list[Path]], object]] = {
+        "decoding": decode_alone,
+        "decoding and resizing": lambda part: [decode(path, *SIZE) for path in part],
+        "all of it": lambda part: _pack_pictures(array, start, 0, part, *SIZE),
+    }
+    seconds = dict.fromkeys(stages, 0.0)
+    for i in range(0, len(paths), AT_ONCE):
+        for name, run in stages.items():  # in turn, so that whatever else goes on meets all
+            begun = time.process_time()
+            run(paths[i : i + AT_ONCE])
+            seconds[name] += time.process_time() - begun
+    array.unlink()
+    return {name: round(1e3 * spent / len(paths), 3) for name, spent in seconds.items()}
+
+
+def full_set(root: Path, questions: Path) -> None:
+    """A folder as the release's, of the release's size."""
+    folder = images_folder(root, "train")
+    folder.mkdir(parents=True)
+    questions_file(root, "train").parent.mkdir()
+    os.link(questions, questions_file(root, "train"))
+    for k in range(2):  # a file can have 65,000 names on some file systems
+        Image.new("RGBA", (4, 4), (k, 0, 0, 255)).save(root / f"{k}.png")
+    for i in range(IMAGES):
+        os.link(root / f"{i % 2}.png", folder / image_name("train", i))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--questions", type=Path, help="700,000 of them, on the scratch's disk")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    shutil.rmtree(args.scratch, ignore_errors=True)
+    args.scratch.mkdir(parents=True)
+
+    split = find_split(args.data, "train")
+    paths = list(image_files(split.images).values())
+    with Image.open(paths[0]) as image:
+        size = "×".join(map(str, image.size))
+    seconds = []
+    for run in range(3):
+        start = time.perf_counter()
+        pack_images(split.images, *SIZE, args.scratch / f"run {run}", args.workers)
+        seconds.append(time.perf_counter() - start)
+    numbers: dict[str, object] = {
+        "images": len(paths),
+        "size": size,
+        "mean_kilobytes_of_a_file": round(
+            statistics.mean(path.stat().st_size for path in paths) / 1e3, 1
+        ),
+        "workers": args.workers,
+        "images_per_second": round(len(paths) / min(seconds), 1),
+        "milliseconds_of_a_core_per_image": where_time_goes(paths[:1000], args.scratch),
+    }
+    if args.questions:
+        root, cache = args.scratch / "clevr", args.scratch / "cache"
+        full_set(root, args.questions)
+        whole = Split("train", questions_file(root, "train"), images_folder(root, "train"), "clevr")
+        start = time.perf_counter()
+        words = pack_vocabulary(root, "train", cache)
+        pack_questions(whole, words, cache)
+        numbers["seconds_to_pack_700000_questions"] = round(time.perf_counter() - start, 2)
+        pack_images(whole.images, *SIZE, cache, args.workers)
+        command = [sys.executable, "-c", OPEN, str(root), str(cache)]
+        opened = [subprocess.check_output(command, text=True).split() for _ in range(3)]
+        numbers["opened_images"], numbers["opened_questions"] = map(int, opened[0][1:])
+        numbers["seconds_to_open"] = round(min(float(row[0]) for row in opened), 3)
+    shutil.rmtree(args.scratch)
+    keep(args.out, "pictures packed by all cores, and a packed training set opened", **numbers)
+
+
+if __name__ == "__main__":
+    main()
