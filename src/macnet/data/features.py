@@ -256,12 +256,12 @@ class _Unfinished:
             found = read_json(self.count)
             with open_hdf5(self.part) as file:
                 self.offset = file[NAMES[0]].id.get_offset()
-        except InputError:  # there was none, or it was killed while the library wrote
+            # Of the pictures only those that were looked at must be the same: one that was broken,
+            # and stopped the run, may have been replaced since.
+            used = self.pictures[: found["rows"]]
+        except (InputError, LookupError, TypeError):  # there is none, or nothing to go on from
             self._lay_out()
             return
-        # Of the pictures only those that were looked at must be the same: one that was broken, and
-        # stopped the run, may have been replaced since.
-        used = self.pictures[: found["rows"]]
         _refuse_difference(
             self.folder,
             found,
@@ -329,12 +329,18 @@ def _refuse_difference(
     where: Path, found: Mapping[str, Any], settings: Mapping[str, Any], advice: str
 ) -> None:
     differences = ", ".join(
-        f"{name} {found.get(name)} where {value} is asked for"
+        f"{name} {_told(found.get(name))} where {value} is asked for"
         for name, value in settings.items()
-        if found.get(name) != value
+        if str(found.get(name)) != str(value)  # an array would be asked element by element
     )
     if differences:
         raise InputError(f"{where}: it holds other features ({differences}); {advice}")
+
+
+def _told(value: object) -> str:
+    """As part of a sentence: in a damaged file, it may be anything."""
+    text = str(value)
+    return text if text.isprintable() and len(text) <= 64 else "something else"
 
 
 def _to_disk(path: Path) -> None:

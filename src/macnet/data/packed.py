@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import io
 import json
+import math
 import os
 import shutil
 import sys
@@ -68,13 +70,15 @@ def pack(
 
 
 def open_pack(folder: Path) -> Pack:
-    about = read_json(folder / ABOUT)
     try:
-        arrays = {name: _open_array(folder / f"{name}.npy") for name in about["arrays"]}
-        for name, array in arrays.items():
-            if [*array.shape, array.dtype.str] != about["arrays"][name]:
-                raise ValueError(f"{name}.npy is not as it was written")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        about = read_json(folder / ABOUT)
+        if about.pop("checksum") != _checksum(about):
+            raise ValueError(f"{ABOUT} is not as it was written")
+        arrays = {
+            name: _open_array(folder / f"{name}.npy", tuple(shape), np.dtype(dtype))
+            for name, (*shape, dtype) in about["arrays"].items()
+        }
+    except (InputError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(
             f"{folder}: it is damaged ({error}); remove it, and it is made again"
         ) from None
@@ -87,12 +91,11 @@ def create_array(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> in
     The room is taken at once: a disk that is too small says so now and with an error, where a
     memory-mapped file would end the process later, by a signal.
     """
-    header = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    header, size = _layout(shape, dtype)
+    start = len(header)
     with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
+        file.write(header)
         file.flush()
-        start = file.tell()
-        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         try:
             os.posix_fallocate(file.fileno(), start, max(size, 1))
         except OSError as error:
@@ -114,10 +117,25 @@ def write_rows(path: Path, start: int, first: int, rows: np.ndarray) -> None:
         os.close(file)
 
 
-def _open_array(path: Path) -> np.ndarray:
+def _open_array(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    header, size = _layout(shape, dtype)
+    with path.open("rb") as file:
+        if file.read(len(header)) != header or path.stat().st_size != len(header) + size:
+            raise ValueError(f"{path.name} is not as it was written")
     # Copy on write: nobody does, but torch warns of arrays that it could not write to.
-    array: np.ndarray = np.load(path, mmap_mode="c", allow_pickle=False)
-    return array
+    return np.memmap(path, dtype, "c", offset=len(header), shape=shape)
+
+
+def _layout(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[bytes, int]:
+    """What a .npy file begins with, and how many bytes follow."""
+    header = io.BytesIO()
+    about = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(header, about)
+    return header.getvalue(), dtype.itemsize * math.prod(shape)
+
+
+def _checksum(about: Mapping[str, Any]) -> str:
+    return _hash(json.dumps(about, sort_keys=True))
 
 
 def _make(
@@ -128,9 +146,10 @@ def _make(
     try:
         part.mkdir()
         about = dict(make(part))
-        arrays = {path.stem: _open_array(path) for path in sorted(part.glob("*.npy"))}
+        arrays = {path.stem: np.load(path, "r") for path in sorted(part.glob("*.npy"))}
         about["arrays"] = {name: [*a.shape, a.dtype.str] for name, a in arrays.items()}
         about["recipe"] = recipe
+        about["checksum"] = _checksum(about)
         with whole_file(part / ABOUT) as file:
             file.write(json.dumps(about, indent=1).encode() + b"\n")
         part.replace(folder)
