@@ -280,9 +280,10 @@ def pack(
     for flag, value in (("--at-least", at_least), ("--workers", workers)):
         _at_least_one(flag, 1 if value is None else value)
     start = time.monotonic()
+    found = find_split(data, split, images)
     words = pack_vocabulary(data, split, cache, vocabulary, tokenising, at_least)
     dataset = pack_split(
-        find_split(data, split, images),
+        found,
         cache,
         words,
         size=_size(size),
