@@ -3,7 +3,7 @@
     if __name__ == "__main__":  # processes are spawned, and import this file again
         world, vocabulary = World(seed=1, width=128, height=128), Vocabulary.build(language())
         with EndlessBatches(
-            world, vocabulary, images=64, device="cuda", processes=14, compile=True
+            world, vocabulary, images=64, device="cuda", processes=15, compile=True
         ) as batches:
             for batch in batches:
                 ...
