@@ -27,7 +27,6 @@ from PIL import Image
 
 from macnet.clevr.pictures import open_picture
 from macnet.clevr.release import image_name, images_folder, questions_file
-from macnet.data.clevr import Split, find_split, image_files
 from macnet.data.pack import (
     AT_ONCE,
     _pack_pictures,
@@ -37,6 +36,7 @@ from macnet.data.pack import (
     pack_vocabulary,
 )
 from macnet.data.packed import create_array
+from macnet.data.splits import find_split, image_files
 from record import keep
 
 SIZE = (128, 128)
@@ -44,8 +44,8 @@ IMAGES = 70_000
 OPEN = """
 import sys, time
 from pathlib import Path
-from macnet.data.clevr import find_split
 from macnet.data.pack import pack_split, pack_vocabulary
+from macnet.data.splits import find_split
 root, cache = map(Path, sys.argv[1:])
 start = time.perf_counter()
 words = pack_vocabulary(root, "train", cache)
@@ -103,13 +103,13 @@ def main() -> None:
     args.scratch.mkdir(parents=True)
 
     split = find_split(args.data, "train")
-    paths = list(image_files(split.images).values())
+    paths = list(image_files(split.images, split.name).values())
     with Image.open(paths[0]) as image:
         size = "×".join(map(str, image.size))
     seconds = []
     for run in range(3):
         start = time.perf_counter()
-        pack_images(split.images, *SIZE, args.scratch / f"run {run}", args.workers)
+        pack_images(split, *SIZE, args.scratch / f"run {run}", args.workers)
         seconds.append(time.perf_counter() - start)
     numbers: dict[str, object] = {
         "images": len(paths),
@@ -124,12 +124,12 @@ def main() -> None:
     if args.questions:
         root, cache = args.scratch / "clevr", args.scratch / "cache"
         full_set(root, args.questions)
-        whole = Split("train", questions_file(root, "train"), images_folder(root, "train"), "clevr")
+        whole = find_split(root, "train")
         start = time.perf_counter()
         words = pack_vocabulary(root, "train", cache)
         pack_questions(whole, words, cache)
         numbers["seconds_to_pack_700000_questions"] = round(time.perf_counter() - start, 2)
-        pack_images(whole.images, *SIZE, cache, args.workers)
+        pack_images(whole, *SIZE, cache, args.workers)
         command = [sys.executable, "-c", OPEN, str(root), str(cache)]
         opened = [subprocess.check_output(command, text=True).split() for _ in range(3)]
         numbers["opened_images"], numbers["opened_questions"] = map(int, opened[0][1:])

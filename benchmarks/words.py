@@ -12,7 +12,8 @@ import argparse
 import time
 from pathlib import Path
 
-from macnet.data.clevr import find_questions, read_questions
+from macnet.data.clevr import read_questions
+from macnet.data.splits import find_questions
 from macnet.data.vocab import SPECIALS, TOKENISINGS, Tally, Vocabulary
 from record import keep
 

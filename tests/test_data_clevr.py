@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,21 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from macnet.clevr.generate import UNFINISHED, generate
+from macnet.clevr.generate import generate
 from macnet.clevr.program import OPERATIONS
-from macnet.clevr.release import image_name, images_folder, questions_file
+from macnet.clevr.release import images_folder
 from macnet.clevr.scene import ATTRIBUTES, RELATIONS
 from macnet.clevr.world import World
 from macnet.data import clevr
-from macnet.data.clevr import (
-    Kind,
-    Split,
-    find_split,
-    image_files,
-    missing_images,
-    read_questions,
-    refuse_missing,
-)
+from macnet.data.clevr import read_questions
+from macnet.data.splits import Kind, find_split, image_files, refuse_missing
 from macnet.errors import InputError
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
@@ -105,7 +97,7 @@ def test_real_questions() -> None:
     assert split.kind == "clevr"
     questions = assert_read(split.questions, split.kind)
     assert len(questions) == 1000
-    files = image_files(split.images)
+    files = image_files(split.images, split.name)
     assert sorted(files) == list(range(100))
     assert all(files[q.image_index].name == q.image_filename for q in questions)
     refuse_missing(split, [q.image_index for q in questions], files)
@@ -133,8 +125,10 @@ def test_a_world_of_our_own(condition: Any, tmp_path: Path) -> None:
         questions = assert_read(split.questions, split.kind)
         assert len(questions) == 4 * count
         assert {q.answer is None and q.program is None for q in questions} == {kind == "test"}
-        assert list(image_files(split.images)) != []
-        refuse_missing(split, [q.image_index for q in questions], image_files(split.images))
+        assert list(image_files(split.images, split.name)) != []
+        refuse_missing(
+            split, [q.image_index for q in questions], image_files(split.images, split.name)
+        )
     with pytest.raises(InputError, match=f"no split 'val'; it has .*{world.named('train')}"):
         find_split(tmp_path, "val")
 
@@ -386,130 +380,3 @@ def test_trees_and_nothing_else_are_programs(
     other = data.draw(st.integers(-2, len(program) + 1).filter(lambda i: i not in taker["inputs"]))
     taker["inputs"][0] = other  # now a step is without a taker, or one has two
     assert "step" in complaint(written(folder, [record]))
-
-
-# --- folders ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def dataset(tmp_path: Path) -> Path:
-    for split in ("train", "valB"):
-        images_folder(tmp_path, split).mkdir(parents=True)
-        questions_file(tmp_path, split).parent.mkdir(exist_ok=True)
-        questions_file(tmp_path, split).write_text("{}")
-    return tmp_path
-
-
-def test_a_dataset_is_found(dataset: Path) -> None:
-    for name in ("train", "valB"):
-        files = questions_file(dataset, name), images_folder(dataset, name)
-        assert find_split(dataset, name) == Split(name, *files, "clevr")
-
-
-def test_people_s_questions_need_to_know_where_the_images_are(dataset: Path) -> None:
-    people = dataset / "people"
-    people.mkdir()
-    (people / "CLEVR-Humans-train.json").write_text("{}")
-    images = images_folder(dataset, "train")
-    (images / image_name("train", 0)).write_text("")
-    wanted = Split("train", people / "CLEVR-Humans-train.json", images, "humans")
-    assert find_split(people, "train", dataset) == wanted
-    assert find_split(people, "train", images) == wanted
-    for given_images, expected in (
-        (None, "people: these come without images; say with --images"),
-        (people, "people/images/train: there is no such folder of images"),
-    ):
-        with pytest.raises(InputError, match=expected):
-            find_split(people, "train", given_images)
-
-
-def lacking_images(root: Path) -> None:
-    images_folder(root, "train").rmdir()
-
-
-def beside_people_s(root: Path) -> None:
-    (root / "CLEVR-Humans-train.json").write_text("{}")
-
-
-def unfinished(root: Path) -> None:
-    (root / UNFINISHED).mkdir()
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (lacking_images, "images/train: there is no such folder of images"),
-        (beside_people_s, "it holds both CLEVR and CLEVR-Humans"),
-        (unfinished, "this world is unfinished; run the same `macnet generate` again"),
-    ],
-)
-def test_a_dataset_that_is_not_ready(
-    change: Callable[[Path], None], expected: str, dataset: Path
-) -> None:
-    change(dataset)
-    with pytest.raises(InputError, match=expected):
-        find_split(dataset, "train")
-
-
-def test_what_is_no_dataset(dataset: Path) -> None:
-    for root, expected in (
-        (dataset / "nowhere", "there is no such folder; give the folder of a dataset"),
-        (questions_file(dataset, "train"), "this is a file; give the folder"),
-        (dataset / "images", "neither questions/CLEVR_val_questions.json nor CLEVR-Humans-val"),
-        (dataset, "it has no split 'val'; it has train, valB"),
-    ):
-        with pytest.raises(InputError) as error:
-            find_split(root, "val")
-        assert str(error.value).startswith(f"{root}: ")
-        assert expected in str(error.value)
-
-
-def test_images_by_their_index(tmp_path: Path) -> None:
-    for name in ("CLEVR_val_000007.png", "CLEVR_val_1000000.png", ".CLEVR_val_000001.png.part"):
-        (tmp_path / name).touch()
-    for name in ("Thumbs.db", "CLEVR_val_2.png", "CLEVR_val_000003.jpg"):
-        (tmp_path / name).touch()
-    (tmp_path / "CLEVR_val_000004.png").mkdir()
-    (tmp_path / "CLEVR_val_000005.png").symlink_to(tmp_path / "gone.png")
-    assert image_files(tmp_path) == {
-        7: tmp_path / "CLEVR_val_000007.png",
-        1_000_000: tmp_path / "CLEVR_val_1000000.png",
-    }
-    (tmp_path / "CLEVR_train_000007.png").touch()
-    with pytest.raises(InputError, match=r"000007.png and CLEVR_val_000007.png are both image 7"):
-        image_files(tmp_path)
-
-
-def test_folders_without_images(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"it holds no images named as CLEVR_train_000000.png is"):
-        image_files(tmp_path)
-    (tmp_path / "file").touch()
-    for path in (tmp_path / "nowhere", tmp_path / "file"):
-        with pytest.raises(InputError, match="there is no such folder of images"):
-            image_files(path)
-
-
-@given(asked=st.lists(st.integers(0, 40)), there=st.sets(st.integers(0, 40)))
-def test_missing_images(asked: list[int], there: set[int]) -> None:
-    missing = missing_images(asked, there)
-    assert missing == [i for i in range(41) if i in asked and i not in there]
-    split = Split("train", Path("q.json"), Path("images"), "clevr")
-    if not missing:
-        refuse_missing(split, asked, there)
-        return
-    with pytest.raises(InputError, match=image_name("train", missing[0])) as error:
-        refuse_missing(split, asked, there)
-    assert f"{len(missing)} are missing" in str(error.value)
-
-
-def test_an_incomplete_download() -> None:
-    split = Split("train", Path("q.json"), Path("CLEVR/images/train"), "clevr")
-    gone = {17, 170, 1700, *range(20_000, 22_115)}
-    there = set(range(70_000)) - gone
-    with pytest.raises(InputError) as error:
-        refuse_missing(split, (i // 10 for i in range(700_000)), there)
-    assert str(error.value) == (
-        "CLEVR/images/train: 67,882 of 70,000 images are there, 2,118 are missing: "
-        "CLEVR_train_000017.png, CLEVR_train_000170.png, CLEVR_train_001700.png, …; fetch them, "
-        "or leave out what q.json asks about them"
-    )

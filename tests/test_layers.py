@@ -27,6 +27,7 @@ ORDER = [
     "clevr.world",
     "clevr.generate",
     "clevr.sheet",
+    "data.splits",
     "data.clevr",
     "data.vocab",
     "data.questions",

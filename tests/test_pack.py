@@ -17,11 +17,11 @@ from macnet.clevr.program import to_prefix
 from macnet.clevr.world import World
 from macnet.data import pack as packing
 from macnet.data.batches import Batches
-from macnet.data.clevr import find_split
 from macnet.data.community import write_questions_h5, write_vocab_json
 from macnet.data.dataset import Dataset
 from macnet.data.pack import pack_split, pack_vocabulary
 from macnet.data.questions import TYPES, UNKNOWN
+from macnet.data.splits import find_split
 from macnet.data.vocab import PROGRAM_TOKENS, Vocabulary
 from macnet.errors import InputError
 
@@ -115,8 +115,8 @@ def test_workers_pack_the_same_bytes(
     monkeypatch.setattr(packing, "AT_ONCE", 2)
     monkeypatch.setattr(packing, "FEW", 0)
     split = find_split(made, "train")
-    alone = packing.pack_images(split.images, 20, 20, tmp_path / "alone", 0)
-    shared = packing.pack_images(split.images, 20, 20, tmp_path / "shared", 2)
+    alone = packing.pack_images(split, 20, 20, tmp_path / "alone", 0)
+    shared = packing.pack_images(split, 20, 20, tmp_path / "shared", 2)
     assert alone.arrays["images"].tobytes() == shared.arrays["images"].tobytes()
 
 
@@ -173,6 +173,13 @@ def test_a_vocabulary_that_grows_moves_no_id(made: Path, tmp_path: Path) -> None
     assert grown.words[: len(known)] == known.words
     assert grown.tokenising == "clevr-iep"
     assert len(grown) > len(known)
+
+
+def test_questions_of_another_split_are_refused(world: Path, tmp_path: Path) -> None:
+    val, train = (world / f"questions/CLEVR_{name}_questions.json" for name in ("val", "train"))
+    shutil.copy(val, train)
+    with pytest.raises(InputError, match="it asks about CLEVR_val_000000.png, which is not of tr"):
+        packed(world, tmp_path / "cache")
 
 
 # --- the community's files -------------------------------------------------------------------

@@ -207,9 +207,10 @@ def extract(
         device: Where the network runs; auto takes a GPU if there is one.
         workers: Processes that decode images; on a GPU as many as there are cores if not given.
     """
-    from macnet.data.clevr import find_split, image_files, read_questions, refuse_missing
+    from macnet.data.clevr import read_questions
     from macnet.data.features import extract as run
     from macnet.data.resnet import load_resnet
+    from macnet.data.splits import find_split, image_files, refuse_missing
     from macnet.workers import default_workers
 
     _at_least_one("--batch", batch)
@@ -220,7 +221,7 @@ def extract(
     if workers < 0:
         raise InputError(f"--workers is {workers}; it must not be negative")
     found = find_split(data, split)
-    images = image_files(found.images)
+    images = image_files(found.images, found.name)
     questions = read_questions(found.questions, kind=found.kind)
     refuse_missing(found, {question.image_index for question in questions}, images)
     start = time.monotonic()
@@ -273,8 +274,8 @@ def pack(
         skip_missing: Leave out questions about images that are not there.
         workers: Processes that decode images; as many as there are cores if not given.
     """
-    from macnet.data.clevr import find_split
     from macnet.data.pack import pack_split, pack_vocabulary
+    from macnet.data.splits import find_split
     from macnet.workers import default_workers
 
     for flag, value in (("--at-least", at_least), ("--workers", workers)):

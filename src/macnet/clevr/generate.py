@@ -22,6 +22,7 @@ from macnet.clevr.pictures import GROUP, draw_group, save_picture
 from macnet.clevr.questions import BLOCK
 from macnet.clevr.release import (
     SPLITS,
+    UNFINISHED,
     image_name,
     images_folder,
     info,
@@ -39,7 +40,6 @@ from macnet.workers import pool
 
 FORMAT = 1  # raise it when the same settings would give other bytes
 MAX_COUNT = 1_000_000  # images are numbered with six digits
-UNFINISHED = ".unfinished"
 
 
 def generate(

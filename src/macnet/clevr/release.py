@@ -12,6 +12,7 @@ from macnet.disk import read_json
 from macnet.errors import InputError
 
 SPLITS = ("train", "val", "test")
+UNFINISHED = ".unfinished"  # a folder in the root of a world that is still being made
 
 
 def image_name(split: str, index: int) -> str:

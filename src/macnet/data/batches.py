@@ -32,6 +32,7 @@ from macnet.progress import progress
 HOLE = -1  # in an order: no question here
 ROOM = 0.5  # of a GPU's free memory, that images may take; the rest is for whoever learns
 COPIED_AT_ONCE = 1 << 28  # bytes
+THREADS = 4  # read a batch: one alone is slower than the way to the device
 
 
 class Batch(NamedTuple):
@@ -258,17 +259,22 @@ class _Pinned:
         like = torch.from_numpy(images[:1]).expand(count, *images.shape[1:])
         self._buffers = [torch.empty_like(like, pin_memory=True) for _ in range(2)]
         self._copied = [torch.cuda.Event() for _ in range(2)]
+        self._threads = ThreadPoolExecutor(THREADS)
 
     def take(self, plan: _Plan, step: int) -> Tensor:
         self._buffers.reverse()
         self._copied.reverse()
         buffer, copied = self._buffers[0], self._copied[0]
         copied.synchronize()  # of the batch before the last; it has long been
-        # Clipping changes nothing, but without it numpy would fill a copy first.
-        np.take(self._images, plan.host_rows[step], axis=0, out=buffer.numpy(), mode="clip")
+        parts = (np.array_split(part, THREADS) for part in (plan.host_rows[step], buffer.numpy()))
+        list(self._threads.map(self._read, *parts))
         images = buffer.to(self._device, non_blocking=True)
         copied.record()
         return _as_seen(images)
+
+    def _read(self, rows: np.ndarray, room: np.ndarray) -> None:
+        # Clipping changes nothing, but without it numpy would fill a copy first.
+        np.take(self._images, rows, axis=0, out=room, mode="clip")
 
 
 def _as_seen(images: Tensor) -> Tensor:

@@ -6,11 +6,9 @@ is wrong with a file is found here, with its place: whoever holds a `Question` m
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
@@ -20,14 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta, Raw, Struct, ValidationError
 from msgspec.json import Decoder
 
-from macnet.clevr.generate import UNFINISHED
 from macnet.clevr.program import COLUMN_OF, OPERATIONS, arity, possible_answers
-from macnet.clevr.release import image_name, images_folder, questions_file
 from macnet.clevr.scene import ATTRIBUTES, RELATIONS
+from macnet.data.splits import Kind
 from macnet.errors import InputError
-
-Kind = Literal["clevr", "humans", "community"]
-"""Where questions are from; the community's come as numbers, in HDF5, and are not read here."""
 
 _VALUES = {"relate": tuple(RELATIONS), **{f"filter_{name}": v for name, v in ATTRIBUTES.items()}}
 
@@ -259,129 +253,3 @@ def _said(error: Exception) -> str:
     what = what.replace("Invalid enum value", "unknown word").replace("Expected", "expected")
     place = place.strip("`.")
     return (f'"{place}": ' if place else "") + what.replace("`", "")
-
-
-# --- where things are ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Split:
-    name: str
-    questions: Path
-    images: Path
-    """The folder of its pictures, or a file of their features."""
-    kind: Kind
-
-
-def find_split(root: Path, split: str, images: Path | None = None) -> Split:
-    """Where a split's questions and images are.
-
-    `root` is as `find_questions` wants it. Of CLEVR-Humans and of an HDF5 file, which come without
-    images, `images` must say where CLEVR is, or be the folder of the split's images, or a file of
-    their features; of others it may.
-    """
-    questions, kind = find_questions(root, split)
-    if images is None and kind != "clevr":
-        raise InputError(f"{root}: these come without images; say with --images where CLEVR's are")
-    return Split(split, questions, _find_images(images or root, split), kind)
-
-
-def find_questions(root: Path, split: str) -> tuple[Path, Kind]:
-    """The file of a split's questions.
-
-    `root` is the folder of CLEVR, CoGenT or a generated world, or one with the JSON files of
-    CLEVR-Humans, or an HDF5 file of the community's questions.
-    """
-    if _is_hdf5(root):
-        return root, "community"
-    if not root.is_dir():
-        what = "this is a file; give" if root.exists() else "there is no such folder; give"
-        raise InputError(f"{root}: {what} the folder of a dataset")
-    if (root / UNFINISHED).exists():
-        raise InputError(
-            f"{root}: this world is unfinished; run the same `macnet generate` again to its end"
-        )
-    files: dict[Kind, Path] = {
-        "clevr": questions_file(root, split),
-        "humans": root / f"CLEVR-Humans-{split}.json",
-    }
-    found: list[Kind] = [kind for kind, file in files.items() if file.is_file()]
-    if not found:
-        raise InputError(_not_found(root, split, files.values()))
-    if len(found) > 1:
-        raise InputError(
-            f"{root}: it holds both CLEVR and CLEVR-Humans; move the CLEVR-Humans-*.json to a "
-            "folder of their own"
-        )
-    return files[found[0]], found[0]
-
-
-def _is_hdf5(path: Path) -> bool:
-    return path.suffix in (".h5", ".hdf5") and path.is_file()
-
-
-def training_split(split: str) -> str:
-    """The split one learns from before one is asked this one: CoGenT's are all about trainA."""
-    return "trainA" if split[-1:] in ("A", "B") else "train"
-
-
-def _not_found(root: Path, split: str, looked_for: Iterable[Path]) -> str:
-    here = [
-        *(path.stem[6:-10] for path in (root / "questions").glob("CLEVR_*_questions.json")),
-        *(path.stem[13:] for path in root.glob("CLEVR-Humans-*.json")),
-    ]
-    if here:
-        return f"{root}: it has no split {split!r}; it has {', '.join(sorted(here))}"
-    names = " nor ".join(str(path.relative_to(root)) for path in looked_for)
-    return f"{root}: not a dataset; it has neither {names}"
-
-
-def _find_images(folder: Path, split: str) -> Path:
-    if _is_hdf5(folder):
-        return folder
-    inside = images_folder(folder, split)
-    if inside.is_dir():
-        return inside
-    if folder.is_dir() and any(_IMAGE_NAME.fullmatch(path.name) for path in folder.iterdir()):
-        return folder
-    raise InputError(f"{inside}: there is no such folder of images")
-
-
-def image_files(folder: Path) -> dict[int, Path]:
-    """The images of a split by their index.
-
-    Files count that are named as the release names them; whatever else lies there is passed over.
-    """
-    files: dict[int, Path] = {}
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                match = _IMAGE_NAME.fullmatch(entry.name)
-                if match and entry.is_file():
-                    path, index = Path(entry.path), int(match[1])
-                    if other := files.get(index):
-                        names = " and ".join(sorted([path.name, other.name]))
-                        raise InputError(f"{folder}: {names} are both image {index}; keep one")
-                    files[index] = path
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"{folder}: there is no such folder of images") from None
-    if not files:
-        raise InputError(f"{folder}: it holds no images named as {image_name('train', 0)} is")
-    return files
-
-
-def missing_images(asked: Iterable[int], there: Collection[int]) -> list[int]:
-    """Of the images that are asked about, those that are not there, in order."""
-    return sorted(set(asked).difference(there))
-
-
-def refuse_missing(split: Split, asked: Iterable[int], there: Collection[int]) -> None:
-    wanted = set(asked)
-    missing = missing_images(wanted, there)
-    if missing:
-        first = ", ".join(image_name(split.name, i) for i in missing[:3])
-        raise InputError(
-            f"{split.images}: {len(wanted) - len(missing):,} of {len(wanted):,} images are there, "
-            f"{len(missing):,} are missing: {first}{', …' if missing[3:] else ''}; fetch them, or "
-            f"leave out what {split.questions.name} asks about them"
-        )

@@ -16,21 +16,19 @@ import numpy as np
 from PIL import Image
 
 from macnet.clevr.pictures import open_picture
-from macnet.data.clevr import (
-    Node,
-    Question,
-    Split,
-    find_questions,
-    image_files,
-    read_questions,
-    refuse_missing,
-    training_split,
-)
+from macnet.data.clevr import Node, Question, read_questions
 from macnet.data.community import read_questions_h5
 from macnet.data.dataset import Dataset, rows_of
 from macnet.data.features import open_features
 from macnet.data.packed import Pack, create_array, fingerprint, pack, write_rows
 from macnet.data.questions import UNKNOWN, Questions, Row, collect, program_ids
+from macnet.data.splits import (
+    Split,
+    find_questions,
+    image_files,
+    refuse_missing,
+    training_split,
+)
 from macnet.data.vocab import MAX_WORDS, PROGRAM_TOKENS, SPECIALS, Tally, Vocabulary
 from macnet.errors import InputError
 from macnet.progress import progress
@@ -58,7 +56,7 @@ def pack_split(
     if split.images.is_file():
         pictures = pack_features(split.images, cache)
     else:
-        pictures = pack_images(split.images, *size, cache, workers)
+        pictures = pack_images(split, *size, cache, workers)
     columns = Questions(**{f.name: questions.arrays[f.name] for f in fields(Questions)})
     index = pictures.arrays["index"]
     rows = rows_of(columns.images, index)
@@ -78,9 +76,9 @@ def pack_split(
 # --- images ----------------------------------------------------------------------------------
 
 
-def pack_images(folder: Path, width: int, height: int, cache: Path, workers: int) -> Pack:
-    """All pictures of a folder: `images` (I, height, width, 3) uint8, and the `index` of each."""
-    files = image_files(folder)
+def pack_images(split: Split, width: int, height: int, cache: Path, workers: int) -> Pack:
+    """All pictures of a split: `images` (I, height, width, 3) uint8, and the `index` of each."""
+    files = image_files(split.images, split.name)
     index = np.array(sorted(files), np.int32)
 
     def make(out: Path) -> Mapping[str, Any]:
@@ -103,7 +101,7 @@ def pack_images(folder: Path, width: int, height: int, cache: Path, workers: int
             for future in as_completed(futures):
                 future.result()
                 advance(futures[future])
-        return {"source": str(folder)}
+        return {"source": str(split.images)}
 
     recipe = {"size": [width, height], "source": fingerprint(files.values())}
     return pack(cache, "images", recipe, make)
@@ -214,6 +212,9 @@ def _read(split: Split, vocabulary: Vocabulary) -> tuple[Questions, str]:
         return columns, f"{len(columns):,} questions came as numbers, all in the vocabulary"
     tally = Tally()
     questions = read_questions(split.questions, kind=split.kind)
+    asked = questions[0].image_filename
+    if not asked.startswith(f"CLEVR_{split.name}_"):
+        raise InputError(f"{split.questions}: it asks about {asked}, which is not of {split.name}")
     columns = collect(_rows(questions, vocabulary, tally, split.questions))
     return columns, str(tally)
 
