@@ -157,7 +157,7 @@ def test_an_image_with_too_few_questions_is_filled_up(blocks: list[Block]) -> No
     asked[3].pop()
     encoder = Encoder.of(WORLD, VOCABULARY)
     batch, whole = (
-        encoder.batch(blocks[0]._replace(questions=encoder(0, questions)))
+        encoder.batch(blocks[0]._replace(questions=encoder(questions)))
         for questions in (asked, blocks[0].questions)
     )
     filler = 2 * 3 + 1
@@ -196,7 +196,7 @@ def _broken(_: Encoder) -> tuple[Any, tuple[()]]:
 
 
 class _BrokenEncoder:
-    def __call__(self, block: int, asked: list[list[Question]]) -> np.ndarray:
+    def __call__(self, asked: list[list[Question]]) -> np.ndarray:
         raise RuntimeError("cannot be rebuilt")
 
 

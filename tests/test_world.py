@@ -93,13 +93,13 @@ def _blank(scenes: np.ndarray, *_: object, **__: object) -> list[torch.Tensor]:
     return [torch.zeros(len(scenes))] * 3
 
 
-def words(block: int, asked: list[list[Question]]) -> tuple[int, int]:
-    return block, sum(len(question.text.split()) for questions in asked for question in questions)
+def words(asked: list[list[Question]]) -> int:
+    return sum(len(question.text.split()) for questions in asked for question in questions)
 
 
 def test_questions_are_encoded_where_they_are_made(unbroken: list[Block]) -> None:
     (block,) = take(1, encode=words, workers=1, start=1)
-    assert block.questions == words(1, unbroken[1].questions)
+    assert block.questions == words(unbroken[1].questions)
 
 
 @pytest.mark.gpu
@@ -149,7 +149,7 @@ def test_settings_that_make_no_world(settings: dict[str, Any], complaint: str) -
         World(seed=1, **settings)
 
 
-def fail(block: int, asked: list[list[Question]]) -> None:
+def fail(asked: list[list[Question]]) -> None:
     raise RuntimeError("cannot encode")
 
 

@@ -128,9 +128,9 @@ class Stream:
 
     Workers, if any, place objects and ask questions ahead of time. The device is used by the
     caller's thread alone, and only inside `next`, so it may capture graphs or train meanwhile.
-    `encode` is called in the workers, with the number of a block and the questions of its images,
-    and only what it returns is sent back. `compile` makes rendering on CUDA several times faster,
-    after two minutes' wait or so.
+    `encode` is called in the workers, with the questions of a block's images, and only what it
+    returns is sent back. `compile` makes rendering on CUDA several times faster, after a wait of
+    two or three minutes.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class _Making:
         return submit(_ask, *self._of_world, self.number, self.scenes, self._encode)
 
 
-Encode = Callable[[int, list[list[Question]]], Any]
+Encode = Callable[[list[list[Question]]], Any]
 
 
 def _propose(world: World, split: str, indices: Sequence[int], rejected: int) -> np.ndarray:
@@ -312,4 +312,4 @@ def _ask(
     world: World, split: str, block: int, scenes: np.ndarray, encode: Encode | None
 ) -> list[list[Question]] | Any:
     asked = make_questions(world, split, block, to_scenes(scenes))
-    return asked if encode is None else encode(block, asked)
+    return asked if encode is None else encode(asked)

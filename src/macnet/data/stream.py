@@ -118,13 +118,13 @@ class Encoder:
         words = max(map(len, texts))
         return cls(vocabulary, world.questions_per_image, words, _longest_program())
 
-    def __call__(self, block: int, asked: list[list[Question]]) -> np.ndarray:
+    def __call__(self, asked: list[list[Question]]) -> np.ndarray:
         """(questions, words + steps + 3) int32: tokens, program, length, answer, type."""
         encode, answer = self.vocabulary.encode, self.vocabulary.answers.index
         rows = []
-        for image, questions in enumerate(asked, start=BLOCK * block):
+        for questions in asked:
             of_image = [
-                Row(encode(q.text), answer(q.answer), program_ids(to_prefix(q.program)), image)
+                Row(encode(q.text), answer(q.answer), program_ids(to_prefix(q.program)), image=0)
                 for q in questions
             ]
             filler = of_image[0]._replace(answer=UNKNOWN)
@@ -227,19 +227,20 @@ class EndlessBatches:
 def _cut(stream: Stream, encoder: Encoder, images: int, skipped: int) -> Iterator[Batch]:
     """Blocks in pieces of so many images, from one within the first block on."""
 
-    def part(batch: Batch, which: slice) -> Batch:
-        many = encoder.questions_per_image
-        of_questions = slice(*(k and k * many for k in (which.start, which.stop)))
+    many = encoder.questions_per_image
+
+    def part(batch: Batch, start: int, stop: int | None = None) -> Batch:
         pictures, *columns = batch
-        return Batch(pictures[which], *(column[of_questions] for column in columns))
+        of_questions = slice(start * many, stop and stop * many)
+        return Batch(pictures[start:stop], *(column[of_questions] for column in columns))
 
     left: Batch | None = None
     for block in stream:
         new = encoder.batch(block)
         if left is None:
-            left = part(new, slice(skipped, None))
+            left = part(new, skipped)
         else:
             left = Batch(*(torch.cat(pair) for pair in zip(left, new, strict=True)))
         while len(left.images) >= images:
-            yield part(left, slice(images))
-            left = part(left, slice(images, None))
+            yield part(left, 0, images)
+            left = part(left, images)
