@@ -256,6 +256,8 @@ class _Unfinished:
             found = read_json(self.count)
             with open_hdf5(self.part) as file:
                 self.offset = file[NAMES[0]].id.get_offset()
+            if found["layout"] != self._layout():
+                raise InputError(f"{self.part}: it is damaged")
             # Of the pictures only those that were looked at must be the same: one that was broken,
             # and stopped the run, may have been replaced since.
             used = self.pictures[: found["rows"]]
@@ -303,11 +305,16 @@ class _Unfinished:
             # So far it is a hole; a disk that is too small shall say so now.
             os.posix_fallocate(file.fileno(), 0, self.part.stat().st_size)
 
+    def _layout(self) -> str:
+        """A hash of all that the library wrote: if it is damaged, rows go to wrong places."""
+        with self.part.open("rb") as file:
+            return hashlib.sha256(file.read(self.offset)).hexdigest()[:16]
+
     def _keep_count(self) -> None:
         """Write down how many rows are on the disk, once they are."""
         _to_disk(self.part)
-        used = _hash(self.pictures[: self.rows])
-        record = {**self.settings, "rows": self.rows, "pictures": used}
+        counted = {"rows": self.rows, "pictures": _hash(self.pictures[: self.rows])}
+        record = {**self.settings, **counted, "layout": self._layout()}
         with whole_file(self.count) as file:
             file.write(json.dumps(record, indent=1).encode() + b"\n")
             file.flush()
@@ -323,24 +330,20 @@ def _refuse_another(out: Path, settings: Mapping[str, Any]) -> None:
     if "macnet" not in found:
         raise InputError(f"{out}: it is there already, and not made by this command; give another")
     _refuse_difference(out, found, settings, "give another file")
+    open_features(out)
 
 
 def _refuse_difference(
     where: Path, found: Mapping[str, Any], settings: Mapping[str, Any], advice: str
 ) -> None:
+    there = {name: str(found.get(name)) for name in settings}  # a damaged file may hold anything
     differences = ", ".join(
-        f"{name} {_told(found.get(name))} where {value} is asked for"
+        f"{name} {there[name] if there[name].isprintable() else '?':.64} where {value} is asked for"
         for name, value in settings.items()
-        if str(found.get(name)) != str(value)  # an array would be asked element by element
+        if there[name] != str(value)
     )
     if differences:
         raise InputError(f"{where}: it holds other features ({differences}); {advice}")
-
-
-def _told(value: object) -> str:
-    """As part of a sentence: in a damaged file, it may be anything."""
-    text = str(value)
-    return text if text.isprintable() and len(text) <= 64 else "something else"
 
 
 def _to_disk(path: Path) -> None:

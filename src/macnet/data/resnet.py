@@ -147,7 +147,7 @@ def _refuse_others(
     strange = [name for name in state if name not in published]
     if strange:
         raise InputError(
-            f"{where}: these are no weights of a ResNet-101, which has no {strange[0]}"
+            f"{where}: these are no weights of a ResNet-101, which has no {strange[0]!r:.80}"
         )
     for name, shape in expected.items():
         array = state[name]
