@@ -57,7 +57,7 @@ def find_questions(root: Path, split: str) -> tuple[Path, Kind]:
         "clevr": questions_file(root, split),
         "humans": root / f"CLEVR-Humans-{split}.json",
     }
-    found: list[Kind] = [kind for kind, file in files.items() if file.is_file()]
+    found: list[Kind] = [kind for kind, file in files.items() if file.exists()]
     if not found:
         raise InputError(_not_found(root, split, files.values()))
     if len(found) > 1:
