@@ -558,21 +558,28 @@ def test_what_is_said_of(case: str, here: Path, capfd: pytest.CaptureFixture[str
     assert not list(here.glob("new/.*.part"))
 
 
-def test_a_full_disk(
-    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", ["posix_fallocate", "pwrite"])
+def test_a_disk_that_is_full_at_any_moment(
+    call: str, here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    real, room = getattr(os, call), 0
 
-    for call in ("posix_fallocate", "pwrite"):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, full)
-            said = run(capfd, "pack data new")
-        assert said is not None
-        assert re.match(r"macnet: new/images-\w+: no space left; make room, and the same", said)
-        assert {path.name.partition("-")[0] for path in here.glob("new/[!.]*")} == {
-            "words",
-            "questions",
-        }
+    def until_full(*arguments: Any) -> Any:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        room -= 1
+        return real(*arguments)
+
+    monkeypatch.setattr(os, call, until_full)
+    for moment in range(20):
+        room = moment
+        said = run(capfd, f"pack data new --size {WIDTH}x{HEIGHT}")
         assert not list(here.glob("new/.*.part"))
-    assert run(capfd, "pack data new") is None
+        if said is None:
+            break
+        kind = "questions" if moment < 6 else "images"  # so many arrays questions have
+        assert re.match(rf"macnet: new/{kind}-\w+: no space left; make room, and the same", said)
+        shutil.rmtree("new")
+    assert moment == 8
+    assert_sound(packed(here / "data", here / "new"))

@@ -20,7 +20,7 @@ from macnet.data.clevr import Node, Question, read_questions
 from macnet.data.community import read_questions_h5
 from macnet.data.dataset import Dataset, rows_of
 from macnet.data.features import open_features
-from macnet.data.packed import Pack, create_array, fingerprint, pack, write_rows
+from macnet.data.packed import Pack, create_array, fingerprint, pack, save_array, write_rows
 from macnet.data.questions import UNKNOWN, Questions, Row, collect, program_ids
 from macnet.data.splits import (
     Split,
@@ -82,7 +82,7 @@ def pack_images(split: Split, width: int, height: int, cache: Path, workers: int
     index = np.array(sorted(files), np.int32)
 
     def make(out: Path) -> Mapping[str, Any]:
-        np.save(out / "index.npy", index)
+        save_array(out / "index.npy", index)
         array = out / "images.npy"
         start = create_array(array, (len(index), height, width, 3), np.dtype(np.uint8))
         tasks = [
@@ -128,7 +128,7 @@ def pack_features(path: Path, cache: Path) -> Pack:
     def make(out: Path) -> Mapping[str, Any]:
         file = open_features(path)
         count, channels, height, width = file.shape
-        np.save(out / "index.npy", np.arange(count, dtype=np.int32))
+        save_array(out / "index.npy", np.arange(count, dtype=np.int32))
         array, half = out / "images.npy", np.dtype(np.float16)
         start = create_array(array, (count, height, width, channels), half)
         with progress("packing", "images", count) as advance:
@@ -198,7 +198,7 @@ def pack_questions(split: Split, vocabulary: Vocabulary, cache: Path) -> Pack:
     def make(out: Path) -> Mapping[str, Any]:
         columns, words = _read(split, vocabulary)
         for field in fields(columns):
-            np.save(out / f"{field.name}.npy", getattr(columns, field.name))
+            save_array(out / f"{field.name}.npy", getattr(columns, field.name))
         return {"source": str(split.questions), "words": words}
 
     recipe = {"vocabulary": vocabulary.to_record(), "source": fingerprint([split.questions])}

@@ -104,6 +104,13 @@ def create_array(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> in
     return start
 
 
+def save_array(path: Path, array: np.ndarray) -> None:
+    """`np.save`, but a full disk is an error that says so."""
+    start = create_array(path, array.shape, array.dtype)
+    if array.size:
+        write_rows(path, start, 0, array)
+
+
 def write_rows(path: Path, start: int, first: int, rows: np.ndarray) -> None:
     """Put rows at their place in an array file; processes may write different ones at once."""
     file = os.open(path, os.O_WRONLY)
