@@ -251,5 +251,6 @@ def _said(error: Exception) -> str:
     if missing := re.fullmatch(r"Object missing required field `(\w+)`", what):
         return f'it has no "{missing[1]}"'
     what = what.replace("Invalid enum value", "unknown word").replace("Expected", "expected")
+    what = "".join(filter(str.isprintable, what))[:120]  # a wrong word may be of any length
     place = place.strip("`.")
     return (f'"{place}": ' if place else "") + what.replace("`", "")
