@@ -294,10 +294,11 @@ def pack(
     print(dataset.about["words"])
     if left_out := dataset.about["left out"]:
         print(f"{left_out:,} questions about images that are not there are left out")
-    shape = "×".join(str(n) for n in dataset.images.shape[1:])
+    count, height, width, channels = dataset.images.shape
     print(
-        f"{cache}: {len(dataset):,} questions about {len(dataset.images):,} images of {shape} "
-        f"ready in {time.monotonic() - start:.1f} s: {', '.join(dataset.about['packs'])}"
+        f"{cache}: {len(dataset):,} questions about {count:,} images of "
+        f"{width}x{height}x{channels} ready in {time.monotonic() - start:.1f} s: "
+        f"{', '.join(dataset.about['packs'])}"
     )
 
 
