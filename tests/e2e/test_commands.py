@@ -2,6 +2,9 @@
 
 import json
 import os
+import re
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,9 +13,13 @@ from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+
+from test_resnet import random_weights
 
 MACNET = Path(sys.executable).with_name("macnet")
 REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
@@ -200,7 +207,137 @@ def test_compare_with_originals(tmp_path: Path) -> None:
     assert out.exists()
 
 
-@pytest.mark.parametrize("command", [(), ("generate",), ("render",), ("sheet",), ("compare",)])
+# --- from files to arrays --------------------------------------------------------------------
+
+
+def test_pack_and_open_again(world: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    made = macnet("pack", world, cache, "--split", "train", "--size", "32x24")
+    assert re.fullmatch(r"packing 90/90, [\d,.]+ images/s, 0:00 left\n", made.stderr)
+    words, ready = made.stdout.splitlines()
+    assert words == "the vocabulary holds every word of 900 questions"
+    told = rf"{cache}: 900 questions about 90 images of 32x24x3 ready in [\d.]+ s: (images-.*)"
+    match = re.fullmatch(told, ready)
+    assert match
+    packs = match[1].split(", ")
+    before = hashes(cache)
+    again = macnet("pack", world, cache, "--split", "train", "--size", "32x24")
+    assert again.stderr == ""
+    assert again.stdout.splitlines()[-1].endswith(": " + ", ".join(packs))
+    assert hashes(cache) == before
+    images = np.load(cache / packs[0] / "images.npy")
+    for i in (0, 89):
+        with Image.open(world / f"images/train/CLEVR_train_{i:06d}.png") as picture:
+            small = picture.convert("RGB").resize((32, 24), Image.Resampling.BICUBIC)
+        assert np.array_equal(images[i], np.asarray(small))
+
+
+def test_extract_and_pack_the_features(world: Path, tmp_path: Path) -> None:
+    torch.save(random_weights(2), tmp_path / "resnet101.pth")
+    out, cache = tmp_path / "val.h5", tmp_path / "cache"
+    options = ("--split", "val", "--weights", tmp_path / "resnet101.pth", "--stage", "2")
+    made = macnet("extract", world, out, *options)
+    assert re.fullmatch(r"extracted 4/4, [\d,.]+ images/s, 0:00 left\n", made.stderr)
+    assert made.stdout.startswith(f"{out}: features of 4 images made in ")
+    again = macnet("extract", world, out, *options)
+    assert again.stdout == f"{out}: these features are finished already; nothing to do\n"
+    assert again.stderr == ""
+    packed = macnet("pack", world, cache, "--split", "val", "--images", out)
+    assert "40 questions about 4 images of 28x28x512" in packed.stdout
+    (array,) = cache.glob("features-*/images.npy")
+    with h5py.File(out) as file:
+        features = file["features"][...]
+    assert np.array_equal(np.load(array), features.transpose(0, 2, 3, 1))
+
+
+@pytest.fixture(scope="module")
+def many(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """So many pictures that several processes decode them, for a second or so."""
+    folder = tmp_path_factory.mktemp("many") / "data"
+    shutil.copytree(world, folder, copy_function=os.link)
+    images = folder / "images/train"
+    for i in range(90, 600):
+        os.link(images / f"CLEVR_train_{i % 90:06d}.png", images / f"CLEVR_train_{i:06d}.png")
+    return folder
+
+
+def start_to_pack(data: Path, cache: Path) -> subprocess.Popen[str]:
+    command = [MACNET, "pack", data, cache, "--size", "256x256", "--workers", "2"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_rows(run: subprocess.Popen[str], cache: Path) -> list[int]:
+    """Until some pictures are packed; gives the processes that do it."""
+    deadline = time.monotonic() + 60
+    while not any(
+        np.load(array, mmap_mode="r")[::50].any()
+        for array in cache.glob(".images-*.part/images.npy")
+        if array.stat().st_size > 1000
+    ):
+        assert run.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    listed = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text()
+    return [int(child) for child in listed.split()]
+
+
+def test_packing_that_is_interrupted_leaves_nothing(many: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with start_to_pack(many, cache) as run:
+        children = wait_for_rows(run, cache)
+        run.send_signal(signal.SIGINT)
+        assert run.wait(timeout=20) == 130
+        assert run.stdout is not None
+        assert run.stderr is not None
+        assert run.stdout.read() == ""
+        assert run.stderr.read() == "macnet: stopped; the same command goes on from here\n"
+    assert len(children) >= 2
+    assert not any(map(is_at_work, children))
+    there = sorted(path.name.partition("-")[0] for path in cache.iterdir())
+    assert there == [".images", ".questions", ".words", "questions", "words"]
+    assert not list(cache.glob("*.part"))
+
+
+def test_two_that_pack_the_same(many: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with start_to_pack(many, cache) as first:
+        wait_for_rows(first, cache)
+        first.send_signal(signal.SIGSTOP)  # in the middle of it, however slow the other starts
+        with start_to_pack(many, cache) as second:
+            assert second.stderr is not None
+            line = second.stderr.readline()
+            assert line == f"{cache}: waiting for another process that packs the same\n"
+            first.send_signal(signal.SIGCONT)
+            said = [run.communicate(timeout=60) for run in (first, second)]
+        assert (first.returncode, second.returncode) == (0, 0)
+    (_, ready), (_, also) = (out.splitlines() for out, _ in said)
+    assert ready.rpartition(":")[2] == also.rpartition(":")[2]
+    assert said[0][1].startswith("packing 600/600")
+    assert said[1][1] == ""
+    assert len(list(cache.glob("images-*"))) == 1
+    assert not list(cache.glob("*.part"))
+
+
+def test_a_file_that_may_not_grow(world: Path, tmp_path: Path) -> None:
+    """A real error of the system, where a full disk cannot be had: 100 kB, and no more."""
+    cache, limit = tmp_path / "cache", 100_000
+    run = subprocess.run(
+        [MACNET, "pack", world, cache],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert re.fullmatch(rf"macnet: {cache}/images-\w+: File too large\n", run.stderr)
+    assert not list(cache.glob("*images*/*"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [(), *((name,) for name in ("generate", "render", "sheet", "compare", "extract", "pack"))],
+)
 def test_help(command: tuple[str, ...]) -> None:
     run = macnet(*command, "--help")
     assert "usage: macnet" in run.stdout
