@@ -367,5 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(sentence: str, code: int) -> int:
-    print(f"macnet: {sentence}", file=sys.stderr)
+    # It may quote a damaged file, and must not break the line nor command the terminal.
+    shown = "".join(c if c.isprintable() else "?" for c in sentence)
+    print(f"macnet: {shown}", file=sys.stderr)
     return code

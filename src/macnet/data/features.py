@@ -261,8 +261,8 @@ class _Unfinished:
             # Of the pictures only those that were looked at must be the same: one that was broken,
             # and stopped the run, may have been replaced since.
             used = self.pictures[: found["rows"]]
-        except (InputError, LookupError, TypeError):  # there is none, or nothing to go on from
-            self._lay_out()
+        except (InputError, LookupError, TypeError, AttributeError):
+            self._lay_out()  # there is none, or nothing to go on from
             return
         _refuse_difference(
             self.folder,
