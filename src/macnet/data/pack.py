@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from macnet.clevr.pictures import open_picture
+from macnet.clevr.render import refuse_huge
 from macnet.data.clevr import Node, Question, read_questions
 from macnet.data.community import read_questions_h5
 from macnet.data.dataset import Dataset, rows_of
@@ -52,6 +53,7 @@ def pack_split(
     Pictures are brought to a size, (width, height); features are taken as they are. Questions
     about images that are not there are refused, or left out where `skip_missing` allows it.
     """
+    refuse_huge(*size)
     questions = pack_questions(split, vocabulary, cache)
     if split.images.is_file():
         pictures = pack_features(split.images, cache)
@@ -110,7 +112,8 @@ def pack_images(split: Split, width: int, height: int, cache: Path, workers: int
 def _pack_pictures(
     array: Path, start: int, first: int, paths: Sequence[Path], width: int, height: int
 ) -> None:
-    write_rows(array, start, first, np.stack([decode(path, width, height) for path in paths]))
+    for row, path in enumerate(paths, start=first):  # one at a time: they may be large
+        write_rows(array, start, row, decode(path, width, height)[None])
 
 
 def decode(path: Path, width: int, height: int) -> np.ndarray:
