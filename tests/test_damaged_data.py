@@ -429,14 +429,14 @@ def rewritten(change: Callable[[list[dict[str, Any]]], object]) -> None:
     QUESTIONS.write_text(json.dumps(content))
 
 
-def written(name: str, values: np.ndarray) -> None:
+def written(values: np.ndarray) -> None:
     with h5py.File("features.h5", "w") as file:
-        file[name] = values
+        file["features"] = values
 
 
-def features(**changes: float) -> np.ndarray:
+def features(one: float = 1.0) -> np.ndarray:
     values = np.ones((3, 4, 2, 3), np.float32)
-    values[1, 2, 0, 1] = changes.get("one", 1.0)
+    values[1, 2, 0, 1] = one
     return values
 
 
@@ -462,22 +462,22 @@ MET: dict[str, tuple[Callable[[], object], str, str]] = {
         "features.h5: not HDF5, or damaged or cut short (",
     ),
     "features of another shape": (
-        lambda: written("features", np.ones((3, 24))),
+        lambda: written(np.ones((3, 24))),
         "data --images features.h5",
         "features.h5: 'features' is of float64; float16 or float32 is expected",
     ),
     "flat features": (
-        lambda: written("features", np.ones((3, 24), "f4")),
+        lambda: written(np.ones((3, 24), "f4")),
         "data --images features.h5",
         "features.h5: 'features' has the shape (3, 24); (images, channels, height, width) is",
     ),
     "NaN in features": (
-        lambda: written("features", features(one=np.nan)),
+        lambda: written(features(np.nan)),
         "data --images features.h5",
         "features.h5: row 1 of 'features' holds NaN or infinity",
     ),
     "features of fewer images": (
-        lambda: written("features", features()[:2]),
+        lambda: written(features()[:2]),
         "data --images features.h5",
         f"features.h5: 2 of 3 images are there, 1 are missing: {IMAGES[2]}; fetch them, or leave",
     ),
