@@ -24,12 +24,12 @@ import h5py
 import numpy as np
 import torch
 
-from macnet.clevr.pictures import save_picture
+from macnet.clevr.pictures import read_picture, save_picture
 from macnet.clevr.release import image_name
 from macnet.clevr.render import render
 from macnet.clevr.world import World, make_scenes
-from macnet.data.features import extract
-from macnet.data.resnet import ResNet101, load_resnet, normalise, read_picture
+from macnet.data.extract import extract
+from macnet.data.resnet import SIDE, ResNet101, load_resnet, normalise
 from macnet.workers import default_workers
 from record import keep
 
@@ -53,7 +53,7 @@ def plain(
         side = 224 >> stage + 1
         array = file.create_dataset("features", (len(paths), 256 << stage - 1, side, side), "f2")
         for i in range(0, len(paths), batch):
-            pictures = np.stack([read_picture(path) for path in paths[i : i + batch]])
+            pictures = np.stack([read_picture(path, SIDE, SIDE) for path in paths[i : i + batch]])
             x = normalise(torch.from_numpy(pictures).to(device), "public")
             array[i : i + batch] = network(x).half().cpu().numpy()
 
@@ -115,7 +115,7 @@ def main() -> None:
             for tf32 in ((False, True) if on_gpu else (False,))
         }
         some = [paths[i] for i in range(min(options.images, 10 * options.batch))]
-        decoding = rate(len(some), lambda: [read_picture(path) for path in some])
+        decoding = rate(len(some), lambda: [read_picture(path, SIDE, SIDE) for path in some])
         arguments = (network, options.stage, options.batch, options.device)
         simple = rate(len(some), lambda: plain(some, folder / "plain.h5", *arguments))
         ours = rate(

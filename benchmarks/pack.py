@@ -25,12 +25,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from macnet.clevr.pictures import open_picture
+from macnet.clevr.pictures import open_picture, read_picture
 from macnet.clevr.release import image_name, images_folder, questions_file
 from macnet.data.pack import (
     AT_ONCE,
     _pack_pictures,
-    decode,
     pack_images,
     pack_questions,
     pack_vocabulary,
@@ -66,7 +65,7 @@ def where_time_goes(paths: list[Path], scratch: Path) -> dict[str, float]:
     start = create_array(array, (len(paths), *SIZE[::-1], 3), np.dtype(np.uint8))
     stages: dict[str, Callable[[list[Path]], object]] = {
         "decoding": decode_alone,
-        "decoding and resizing": lambda part: [decode(path, *SIZE) for path in part],
+        "decoding and resizing": lambda part: [read_picture(path, *SIZE) for path in part],
         "all of it": lambda part: _pack_pictures(array, start, 0, part, *SIZE),
     }
     seconds = dict.fromkeys(stages, 0.0)

@@ -20,12 +20,14 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from macnet.clevr.pictures import read_picture
 from macnet.cli import main
-from macnet.data import features as extraction
+from macnet.data import extract as extraction
 from macnet.data.community import write_questions_h5, write_vocab_json
 from macnet.data.dataset import Dataset
-from macnet.data.features import extract, open_features
-from macnet.data.pack import decode, pack_split, pack_vocabulary
+from macnet.data.extract import extract
+from macnet.data.features import open_features
+from macnet.data.pack import pack_split, pack_vocabulary
 from macnet.data.questions import TYPES, UNKNOWN
 from macnet.data.resnet import ResNet101, load_resnet
 from macnet.data.splits import find_split
@@ -322,11 +324,11 @@ def test_a_picture_is_right_or_refused(here: Path) -> None:
     file = here / "picture.png"
     gradient = np.indices((40, 60)).sum(axis=0)[..., None] * [1, 2, 3] % 256
     Image.fromarray(gradient.astype(np.uint8)).save(file)
-    content, pixels = file.read_bytes(), decode(file, 60, 40)
+    content, pixels = file.read_bytes(), read_picture(file, 60, 40)
     read = []
     for seed in SEEDS:
         file.write_bytes(damaged(content, random.Random(seed)))
-        said = refusal(lambda: read.append(decode(file, 60, 40)))
+        said = refusal(lambda: read.append(read_picture(file, 60, 40)))
         assert said is None or said.startswith(f"{file}: it cannot be read as an image")
     assert 0 < len(read) < len(SEEDS) // 2
     assert all(np.array_equal(found, pixels) for found in read)

@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from macnet.cli import main
-from macnet.data import features as module
-from macnet.data.features import extract, open_features
+from macnet.data import extract as module
+from macnet.data.extract import extract
+from macnet.data.features import open_features
 from macnet.data.resnet import ResNet101, load_resnet
 from macnet.disk import alone_in
 from macnet.errors import InputError
@@ -200,7 +201,7 @@ class Counted:
 def test_a_run_that_was_killed_goes_on(here: Path) -> None:
     slow = (
         "import sys, time, torch; torch.set_num_threads(1)\n"
-        "from macnet.data import features as f; from macnet.cli import main\n"
+        "from macnet.data import extract as f; from macnet.cli import main\n"
         "f.SECONDS_BETWEEN_COUNTS = 0; real = f._features\n"
         "def late(*a): r = real(*a); time.sleep(0.5); return r\n"
         "f._features = late; main(sys.argv[1:])"

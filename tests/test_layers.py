@@ -35,6 +35,7 @@ ORDER = [
     "data.resnet",
     "data.packed",
     "data.features",
+    "data.extract",
     "data.dataset",
     "data.pack",
     "data.ahead",

@@ -92,7 +92,7 @@ def test_what_was_packed_is_opened_and_what_changed_is_packed_again(
     cache = tmp_path / "cache"
     first = packed(world, cache)
     with monkeypatch.context() as patch:
-        patch.setattr(packing, "decode", None)
+        patch.setattr(packing, "read_picture", None)
         patch.setattr(packing, "read_questions", None)
         again = packed(world, cache)
     assert np.array_equal(first.images, again.images)

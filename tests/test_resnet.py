@@ -154,7 +154,10 @@ def test_files_of_every_kind_are_the_same_network(weights: Path, tmp_path: Path)
     [
         (lambda s: s.pop("layer1.0.bn1.bias"), "1 of its 144 arrays are missing, first layer1.0"),
         (lambda s: s.clear(), "120 of its 144 arrays are missing, first conv1.weight"),
-        (lambda s: s.update({"layer2.4.conv1.weight": torch.zeros(1)}), "no 'layer2.4.conv1.weight'"),
+        (
+            lambda s: s.update({"layer2.4.conv1.weight": torch.zeros(1)}),
+            "no 'layer2.4.conv1.weight'",
+        ),
         (lambda s: s.update({"bn1.bias": torch.zeros(3)}), r"bn1.bias is \(3,\) where \(64,\) is"),
         (lambda s: s.update({"bn1.bias": 3}), r"bn1.bias is int where \(64,\) is expected"),
         (lambda s: s["bn1.bias"].fill_(torch.nan), "bn1.bias holds values that are no finite"),

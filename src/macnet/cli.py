@@ -8,7 +8,9 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -208,7 +210,7 @@ def extract(
         workers: Processes that decode images; on a GPU as many as there are cores if not given.
     """
     from macnet.data.clevr import read_questions
-    from macnet.data.features import extract as run
+    from macnet.data.extract import extract as run
     from macnet.data.resnet import load_resnet
     from macnet.data.splits import find_split, image_files, refuse_missing
     from macnet.workers import default_workers
@@ -349,12 +351,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             description="MAC networks, and the CLEVR world they reason about.",
             args=arguments,
         )
+        sys.stdout.flush()
     except InputError as error:
         return _complain(str(error), 2)
     except KeyboardInterrupt:
         return _complain("stopped; the same command goes on from here", 130)
     except BrokenProcessPool:
         return _complain("a worker was killed, perhaps for memory; try with fewer --workers", 2)
+    except BrokenPipeError:  # whoever read the output wants no more of it, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is unsaid yet
+        return 128 + signal.SIGPIPE
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             why = "no space left; make room, and the same command goes on from here"

@@ -33,6 +33,12 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
+def to_disk(path: Path) -> None:
+    """Wait until what was written to a file would outlast a power cut."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Hold the folder; the kernel lets go of it when this process ends, however it ends."""

@@ -60,6 +60,16 @@ def test_generate_again_is_a_no_op(world: Path) -> None:
     assert hashes(world) == before
 
 
+def test_output_that_nobody_reads_is_no_error(world: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [MACNET, "generate", world, *SMALL]
+    run = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert run.stderr == b""
+    assert run.returncode == 128 + signal.SIGPIPE
+
+
 def test_generate_refuses_another_world(world: Path) -> None:
     before = hashes(world)
     run = macnet("generate", world, *SMALL[:-1], "4", code=2)

@@ -52,6 +52,15 @@ def open_picture(path: Path) -> Iterator[Image.Image]:
         raise InputError(f"{path}: it cannot be read as an image ({reason:.200})") from None
 
 
+def read_picture(path: Path, width: int, height: int) -> np.ndarray:
+    """(height, width, 3) uint8; one of another size is squeezed, so that 3:2 does not stay 3:2."""
+    with open_picture(path) as image:
+        rgb = image.convert("RGB")
+    if rgb.size != (width, height):
+        rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
+    return np.asarray(rgb)
+
+
 def save_picture(path: Path, image: np.ndarray) -> None:
     """(H, W, 3) uint8 → a PNG file, with the opaque alpha channel that the release has."""
     opaque = np.full((*image.shape[:2], 1), 255, np.uint8)

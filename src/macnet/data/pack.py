@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from macnet.clevr.pictures import open_picture
+from macnet.clevr.pictures import read_picture
 from macnet.clevr.render import refuse_huge
 from macnet.data.clevr import Node, Question, read_questions
 from macnet.data.community import read_questions_h5
@@ -113,16 +112,7 @@ def _pack_pictures(
     array: Path, start: int, first: int, paths: Sequence[Path], width: int, height: int
 ) -> None:
     for row, path in enumerate(paths, start=first):  # one at a time: they may be large
-        write_rows(array, start, row, decode(path, width, height)[None])
-
-
-def decode(path: Path, width: int, height: int) -> np.ndarray:
-    """(height, width, 3) uint8: a picture, squeezed to this size if it has another."""
-    with open_picture(path) as image:
-        rgb = image.convert("RGB")
-    if rgb.size != (width, height):
-        rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
-    return np.asarray(rgb)
+        write_rows(array, start, row, read_picture(path, width, height)[None])
 
 
 def pack_features(path: Path, cache: Path) -> Pack:

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from macnet.disk import read_json, whole_file
+from macnet.disk import read_json, to_disk, whole_file
 from macnet.errors import InputError
 
 FORMAT = 1  # raise it when the same recipe would give other bytes
@@ -159,6 +159,8 @@ def _make(
         about["checksum"] = _checksum(about)
         with whole_file(part / ABOUT) as file:
             file.write(json.dumps(about, indent=1).encode() + b"\n")
+        for path in part.iterdir():
+            to_disk(path)  # or a power cut could leave zeros under the right name
         part.replace(folder)
     except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)

@@ -11,13 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from torch import Tensor, nn
 
-from macnet.clevr.pictures import open_picture
 from macnet.errors import InputError
 
 PUBLISHED = "https://download.pytorch.org/models/resnet101-63fe2227.pth"
@@ -117,13 +114,6 @@ def fingerprint(network: ResNet101) -> str:
             digest.update(name.encode())
             digest.update(array.cpu().numpy().tobytes())
     return digest.hexdigest()
-
-
-def read_picture(path: Path) -> np.ndarray:
-    """(224, 224, 3) uint8, squeezed as the public code does: 480×320 does not stay 3:2."""
-    with open_picture(path) as image:
-        squeezed = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-    return np.asarray(squeezed)
 
 
 def normalise(pictures: Tensor, normalisation: Normalisation) -> Tensor:
