@@ -6,6 +6,7 @@ BIN := .venv/bin
 run: .venv/installed
 	$(BIN)/macnet generate out/world --train 24 --val 8 --test 8 --seed 1
 	$(BIN)/macnet sheet out/world out/sheet.png
+	$(BIN)/macnet pack out/world out/cache
 
 test: .venv/installed lint
 	$(BIN)/pytest

@@ -13,6 +13,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from macnet.clevr.generate import generate
+from macnet.clevr.world import World
 from macnet.models import config, encoders, layers, lstm, mac, presets, reference, repeated
 from macnet.models.mac import MACNetwork
 from macnet.models.presets import PRESETS, TABLE_2, preset
@@ -30,14 +32,14 @@ ROWS = {
 MODULES: list[ModuleType] = [config, encoders, layers, lstm, mac, presets, reference, repeated]
 
 
-def python(*arguments: str | Path) -> str:
+def python(*arguments: str | Path, folder: Path = ROOT) -> str:
     """What a script prints."""
     run = subprocess.run(
         [sys.executable, "-W", "error", *arguments],
         capture_output=True,
         text=True,
         check=False,
-        cwd=ROOT,
+        cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},  # on a busy machine, torch's threads crawl
     )
     assert run.returncode == 0, run.stderr
@@ -77,10 +79,32 @@ def test_code_on_the_page_runs(block: str) -> None:
     assert python("-c", block) == "torch.Size([6, 20]) torch.Size([6, 196])\n"
 
 
+def readme(name: str) -> str:
+    """The block of Python in the README that uses this."""
+    (block,) = (block for block in README_BLOCKS if f"{name}(" in block)
+    return str(block)
+
+
 def test_the_network_of_the_readme_runs() -> None:
-    # Its other block wants a GPU, and never ends.
-    (block,) = (block for block in README_BLOCKS if "MACNetwork" in block)
+    block = readme("MACNetwork")
     assert python("-c", f"{block}print(logits.shape, len(steps))") == "torch.Size([6, 28]) 12\n"
+
+
+def test_the_batches_of_the_readme_run(tmp_path: Path) -> None:
+    world = World(seed=1, width=48, height=32)  # as `make run` makes a larger one
+    generate(
+        tmp_path / "out/world", world, {"train": 8, "val": 0, "test": 0}, device="cpu", workers=1
+    )
+    shown = "print(tuple(batch.images.shape), len(batch.questions), batch.answers.min() >= 0)"
+    printed = python("-c", readme("Batches") + shown, folder=tmp_path)
+    assert printed == "(8, 128, 128, 3) 80 tensor(True)\n"
+
+
+def test_the_stream_of_the_readme_runs() -> None:
+    block = readme("EndlessBatches").replace('"cuda", processes=15', '"cpu", processes=0')
+    block = block.replace("compile=True", "compile=False").replace("=128", "=32")
+    block = block.replace("...", "print(tuple(batch.images.shape), len(batch.questions)); break")
+    assert python("-c", block) == "(64, 32, 32, 3) 640\n"
 
 
 def test_every_preset_is_on_the_page() -> None:
