@@ -81,7 +81,7 @@ def test_code_on_the_page_runs(block: str) -> None:
 
 def readme(name: str) -> str:
     """The block of Python in the README that uses this."""
-    (block,) = (block for block in README_BLOCKS if f"{name}(" in block)
+    (block,) = (block for block in README_BLOCKS if re.search(rf"\b{name}\(", block))
     return str(block)
 
 
