@@ -66,16 +66,16 @@ def packed(folder: Path, images: int, shape: tuple[int, ...], dtype: type) -> Da
 def delivered(batches: Batches, steps: int) -> float:
     """Questions per second, the first few steps not counted."""
     per_step = sum(len(batch.answers) for batch in islice(batches, 5)) / 5
-    synchronise(batches.device)
+    synchronise()
     start = time.perf_counter()
     for _ in islice(batches, steps):
         pass
-    synchronise(batches.device)
+    synchronise()
     return per_step * steps / (time.perf_counter() - start)
 
 
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
+def synchronise() -> None:
+    if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
@@ -103,7 +103,7 @@ def plain(data: Dataset, batch: int, device: str, workers: int, steps: int) -> f
     for columns in islice(batches, steps):
         for column in columns:
             column.to(device, non_blocking=True)
-    synchronise(torch.device(device))
+    synchronise()
     return batch * steps / (time.perf_counter() - start)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from itertools import chain, islice
 
 import numpy as np
@@ -156,6 +158,27 @@ def test_epochs_and_seeds_differ_in_order_and_in_groups() -> None:
 def test_the_order_never_changes() -> None:
     """A resumed run depends on it: raw bits of PCG64, sorted."""
     assert random_order(8, "1/questions/2").tolist() == [6, 7, 1, 2, 5, 3, 4, 0]
+
+
+def test_batches_that_are_forgotten_hold_nothing() -> None:
+    """Not even until garbage is collected: their images may fill a GPU."""
+    data = dataset([2, 2, 2])
+    batches = Batches(data, images=3, questions=2, seed=1)
+    next(batches)
+    held = weakref.ref(data)
+    gc.disable()
+    del data, batches
+    gc.enable()
+    assert held() is None
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"images": 0}, {"questions": 0}, {"worker": 1}, {"position": -1}]
+)
+def test_batches_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
+    settings = {"images": 3, "questions": 2, "seed": 1, **wrong}
+    with pytest.raises(ValueError, match="there is no batch"):
+        Batches(dataset([2, 2, 2]), **settings)  # type: ignore[arg-type]
 
 
 def test_without_a_seed_questions_come_in_order_of_images() -> None:

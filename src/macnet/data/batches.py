@@ -111,34 +111,34 @@ class Batches:
         position: int = 0,
         resident: bool | None = None,
     ) -> None:
-        if not 0 <= worker < workers:
-            raise ValueError(f"worker is {worker}; it must be one of 0 … {workers - 1}")
-        self.dataset, self.device = dataset, torch.device(device)
+        if not 0 <= worker < workers or min(images, questions) < 1 or position < 0:
+            raise ValueError(
+                f"there is no batch {position} of {images}×{questions} for worker {worker} of "
+                f"{workers}"
+            )
+        device = torch.device(device)
         self.position = position
         """Batches taken so far, over all epochs."""
-        self._order = Order(
+        order = Order(
             dataset.rows[dataset.chosen],
             group=questions,
             groups_per_step=images * workers,
             seed=seed,
         )
-        self._mine = slice(worker * images, (worker + 1) * images)
-        self._table, self._widths = _table(dataset, self.device)
-        streamed = self.device.type == "cuda" and not (
-            _fits(dataset.images, self.device) if resident is None else resident
-        )
-        self._images: _Resident | _Pinned = (
-            _Pinned(dataset.images, images, self.device)
-            if streamed
-            else _Resident(dataset.images, self.device)
-        )
-        made = self._made(position)
-        self._source: Iterator[Batch] = Ahead(made, self.device) if streamed else made
-
-    @property
-    def steps(self) -> int:
+        self.steps = order.steps
         """Batches in an epoch."""
-        return self._order.steps
+        streamed = device.type == "cuda" and not (
+            _fits(dataset.images, device) if resident is None else resident
+        )
+        pictures = (
+            _Pinned(dataset.images, images, device)
+            if streamed
+            else _Resident(dataset.images, device)
+        )
+        mine = slice(worker * images, (worker + 1) * images)
+        # What makes them does not know these batches, which can so be forgotten.
+        made = _Maker(dataset, order, mine, pictures, device).batches(position)
+        self._source: Iterator[Batch] = Ahead(made, device) if streamed else made
 
     @property
     def epoch(self) -> int:
@@ -152,47 +152,6 @@ class Batches:
         batch = next(self._source)
         self.position += 1
         return batch
-
-    def _made(self, position: int) -> Iterator[Batch]:
-        first, step = divmod(position, self.steps)
-        with ThreadPoolExecutor(1) as thread:  # which sorts while another epoch is taken
-            order = thread.submit(self._order.epoch, first)
-            for number in itertools.count(first + 1):
-                plan = self._plan(order.result())
-                order = thread.submit(self._order.epoch, number)
-                while step < self.steps:
-                    yield self._batch(plan, step)
-                    step += 1
-                step = 0
-
-    def _plan(self, order: np.ndarray) -> _Plan:
-        order = order[:, self._mine]  # (steps, N, G)
-        hole = order == HOLE
-        # A group that is short repeats its first question, one that is empty the set's first.
-        filled = np.maximum(np.where(hole, order[:, :, :1], order), 0)
-        questions = self.dataset.chosen[filled].astype(np.int64)
-        rows = self.dataset.rows[questions[:, :, 0]].astype(np.int64)
-        which = np.where(hole, UNKNOWN, questions)
-        return _Plan(
-            rows,
-            torch.from_numpy(rows).to(self.device),
-            torch.from_numpy(questions.reshape(self.steps, -1)).to(self.device),
-            torch.from_numpy(which.reshape(self.steps, -1)).to(self.device),
-        )
-
-    def _batch(self, plan: _Plan, step: int) -> Batch:
-        taken = self._table.index_select(0, plan.questions[step]).long()
-        tokens, programs, lengths, answers, types = taken.split(self._widths, dim=1)
-        which = plan.which[step]
-        return Batch(
-            self._images.take(plan, step),
-            tokens.contiguous(),
-            lengths[:, 0].contiguous(),
-            answers[:, 0].masked_fill(which == UNKNOWN, UNKNOWN),
-            types[:, 0].contiguous(),
-            programs.contiguous(),
-            which,
-        )
 
     def close(self) -> None:
         """End the thread that reads ahead, if there is one."""
@@ -220,12 +179,66 @@ class _Plan(NamedTuple):
     which: Tensor  # (steps, B)
 
 
-def _table(dataset: Dataset, device: torch.device) -> tuple[Tensor, list[int]]:
-    """All columns of all questions side by side, so that a batch of them is one gather."""
-    q = dataset.questions
-    columns = [q.tokens, q.programs, *(c[:, None] for c in (q.lengths, q.answers, q.types))]
-    table = np.concatenate([column.astype(np.int16) for column in columns], axis=1)
-    return torch.from_numpy(table).to(device), [column.shape[1] for column in columns]
+class _Maker:
+    """Makes one worker's batches."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        order: Order,
+        mine: slice,
+        images: _Resident | _Pinned,
+        device: torch.device,
+    ) -> None:
+        self._dataset, self._order, self._mine = dataset, order, mine
+        self._images, self._device = images, device
+        # All columns of all questions side by side, so that a batch of them is one gather.
+        q = dataset.questions
+        columns = [q.tokens, q.programs, *(c[:, None] for c in (q.lengths, q.answers, q.types))]
+        self._widths = [column.shape[1] for column in columns]
+        table = np.concatenate([column.astype(np.int16) for column in columns], axis=1)
+        self._table = torch.from_numpy(table).to(device)
+
+    def batches(self, position: int) -> Iterator[Batch]:
+        steps = self._order.steps
+        first, step = divmod(position, steps)
+        with ThreadPoolExecutor(1) as thread:  # which sorts while another epoch is taken
+            order = thread.submit(self._order.epoch, first)
+            for number in itertools.count(first + 1):
+                plan = self._plan(order.result())
+                order = thread.submit(self._order.epoch, number)
+                for k in range(step, steps):
+                    yield self._batch(plan, k)
+                step = 0
+
+    def _plan(self, order: np.ndarray) -> _Plan:
+        order = order[:, self._mine]  # (steps, N, G)
+        hole = order == HOLE
+        # A group that is short repeats its first question, one that is empty the set's first.
+        filled = np.maximum(np.where(hole, order[:, :, :1], order), 0)
+        questions = self._dataset.chosen[filled].astype(np.int64)
+        rows = self._dataset.rows[questions[:, :, 0]].astype(np.int64)
+        which = np.where(hole, UNKNOWN, questions)
+        return _Plan(
+            rows,
+            torch.from_numpy(rows).to(self._device),
+            torch.from_numpy(questions.reshape(len(order), -1)).to(self._device),
+            torch.from_numpy(which.reshape(len(order), -1)).to(self._device),
+        )
+
+    def _batch(self, plan: _Plan, step: int) -> Batch:
+        taken = self._table.index_select(0, plan.questions[step]).long()
+        tokens, programs, lengths, answers, types = taken.split(self._widths, dim=1)
+        which = plan.which[step]
+        return Batch(
+            self._images.take(plan, step),
+            tokens.contiguous(),
+            lengths[:, 0].contiguous(),
+            answers[:, 0].masked_fill(which == UNKNOWN, UNKNOWN),
+            types[:, 0].contiguous(),
+            programs.contiguous(),
+            which,
+        )
 
 
 def _fits(images: np.ndarray, device: torch.device) -> bool:
