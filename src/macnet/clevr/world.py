@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, NamedTuple, Self, get_args
 
 import numpy as np
@@ -235,13 +234,8 @@ class Stream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._resources.__exit__(kind, error, traceback)
+    def __exit__(self, *error: Any) -> None:
+        self._resources.__exit__(*error)
 
 
 class _Making:

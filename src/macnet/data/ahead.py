@@ -7,7 +7,6 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
-from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
 import torch
@@ -62,12 +61,7 @@ class Ahead(Generic[Tensors]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -161,12 +160,7 @@ class Batches:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -202,14 +196,15 @@ class _Maker:
     def batches(self, position: int) -> Iterator[Batch]:
         steps = self._order.steps
         first, step = divmod(position, steps)
-        with ThreadPoolExecutor(1) as thread:  # which sorts while another epoch is taken
-            order = thread.submit(self._order.epoch, first)
-            for number in itertools.count(first + 1):
-                plan = self._plan(order.result())
-                order = thread.submit(self._order.epoch, number)
-                for k in range(step, steps):
-                    yield self._batch(plan, k)
-                step = 0
+        # Not in a `with`: whoever forgets these would wait for the thread, perhaps for ever.
+        thread = ThreadPoolExecutor(1)  # sorts while another epoch is taken
+        order = thread.submit(self._order.epoch, first)
+        for number in itertools.count(first + 1):
+            plan = self._plan(order.result())
+            order = thread.submit(self._order.epoch, number)
+            for k in range(step, steps):
+                yield self._batch(plan, k)
+            step = 0
 
     def _plan(self, order: np.ndarray) -> _Plan:
         order = order[:, self._mine]  # (steps, N, G)

@@ -43,10 +43,10 @@ class Subset:
         return np.flatnonzero(self._drawn(len(distinct))[image])
 
     def _drawn(self, count: int) -> np.ndarray:
+        """(count,) bool: the first of an order of all, so that a share holds every smaller one."""
+        few = max(1, round(self.share * count))
         chosen = np.zeros(count, bool)
-        chosen[random_order(count, f"{self.seed}/subset")[: max(1, round(self.share * count))]] = (
-            True
-        )
+        chosen[random_order(count, f"{self.seed}/subset")[:few]] = True
         return chosen
 
 
@@ -66,9 +66,7 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.chosen)
 
-    def subset(self, rule: Subset | None) -> Self:
-        if rule is None:
-            return self
+    def subset(self, rule: Subset) -> Self:
         kept = self.chosen[rule.choose(self.rows[self.chosen])]
         return replace(self, chosen=kept, about={**self.about, "subset": vars(rule).copy()})
 

@@ -19,7 +19,7 @@ from macnet.clevr.render import refuse_huge
 from macnet.data.clevr import Node, Question, read_questions
 from macnet.data.community import read_questions_h5
 from macnet.data.dataset import Dataset, rows_of
-from macnet.data.features import open_features
+from macnet.data.features import largest_of, open_features
 from macnet.data.packed import Pack, create_array, fingerprint, pack, save_array, write_rows
 from macnet.data.questions import UNKNOWN, Questions, Row, collect, program_ids
 from macnet.data.splits import (
@@ -136,7 +136,7 @@ def pack_features(path: Path, cache: Path) -> Pack:
 
 
 def _refuse_overflow(rows: np.ndarray, path: Path, first: int) -> None:
-    too_large = np.abs(rows).max(axis=(1, 2, 3)) > np.finfo(np.float16).max
+    too_large = largest_of(rows) > np.finfo(np.float16).max
     if too_large.any():
         raise InputError(
             f"{path}: row {first + int(too_large.argmax())} holds a number beyond float16; "

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from macnet.disk import read_json, to_disk, whole_file
+from macnet.disk import read_json, to_disk
 from macnet.errors import InputError
 
 FORMAT = 1  # raise it when the same recipe would give other bytes
@@ -38,7 +38,7 @@ class Pack:
     """What its maker had to tell, and its recipe."""
 
 
-def fingerprint(files: Iterable[Path | os.DirEntry[str]]) -> str:
+def fingerprint(files: Iterable[Path]) -> str:
     """Of files by name, size and time of change: to read 70,000 images would take minutes."""
     lines = []
     for file in files:
@@ -96,10 +96,7 @@ def create_array(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> in
     with path.open("wb") as file:
         file.write(header)
         file.flush()
-        try:
-            os.posix_fallocate(file.fileno(), start, max(size, 1))
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from error
+        os.posix_fallocate(file.fileno(), start, max(size, 1))
         os.ftruncate(file.fileno(), start + size)
     return start
 
@@ -157,8 +154,7 @@ def _make(
         about["arrays"] = {name: [*a.shape, a.dtype.str] for name, a in arrays.items()}
         about["recipe"] = recipe
         about["checksum"] = _checksum(about)
-        with whole_file(part / ABOUT) as file:
-            file.write(json.dumps(about, indent=1).encode() + b"\n")
+        (part / ABOUT).write_text(json.dumps(about, indent=1) + "\n")
         for path in part.iterdir():
             to_disk(path)  # or a power cut could leave zeros under the right name
         part.replace(folder)

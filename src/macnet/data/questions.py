@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,9 +59,6 @@ class Questions:
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    def __getitem__(self, which: slice | np.ndarray) -> Self:
-        return type(self)(*(getattr(self, field.name)[which] for field in fields(self)))
 
 
 def program_ids(prefix: Iterable[str]) -> bytes:

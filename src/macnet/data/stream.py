@@ -17,8 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
-from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -213,14 +212,9 @@ class EndlessBatches:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: Any) -> None:
         # In this order: without processes, the thread has nothing to wait for.
-        self._stream.__exit__(kind, error, traceback)
+        self._stream.__exit__(*error)
         self._source.close()
 
 
