@@ -14,7 +14,7 @@ picture should not do well: that is what the counters of given answers are for.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 from macnet.clevr.families import (
@@ -135,6 +135,8 @@ class Options(NamedTuple):
     pool: list[int]
     """The usual choices, and `_RARE` for each rare one that may be mixed in."""
     rare: list[int]
+    outcomes: dict[int, Outcome]
+    """What choices that were tried lead to: many families begin alike."""
 
 
 class View:
@@ -164,7 +166,7 @@ class View:
         key = step.function, source
         if key not in self._options:
             if step.function in _FIXED_CHOICES:
-                found = Options(_FIXED_CHOICES[step.function], [])
+                found = Options(_FIXED_CHOICES[step.function], [], {})
             elif step.relates:
                 found = self._relations_and_descriptions(int(source), step.concludes)
             else:
@@ -184,11 +186,11 @@ class View:
             if (objects & source).bit_count() == 1:
                 single += descriptions
         if concludes == "unique":
-            return Options(single, [])
+            return Options(single, [], {})
         if not concludes:  # an operand of "or" should say something
             usual = [description for description in usual if description != ANYTHING]
         extras = len(usual) if concludes == "exist" else len(single)
-        return Options(usual + [_RARE] * extras, _ALL_DESCRIPTIONS)
+        return Options(usual + [_RARE] * extras, _ALL_DESCRIPTIONS, {})
 
     def _relations_and_descriptions(self, source: int, concludes: str) -> Options:
         """Pairs of a relation to the object `source` and a description of what is found there."""
@@ -204,7 +206,7 @@ class View:
                 elif found.bit_count() == 1 if concludes == "unique" else found or concludes:
                     telling += pairs
         extras = round(len(telling) * TRIVIAL_SHARE / (1 - TRIVIAL_SHARE))
-        return Options(telling + [_RARE] * min(extras, len(trivial)), trivial)
+        return Options(telling + [_RARE] * min(extras, len(trivial)), trivial, {})
 
 
 # --- the search ------------------------------------------------------------------------------
@@ -235,30 +237,30 @@ class Search:
         hopeless: set[Outcome | tuple[Outcome, int]] = set()
         if step.differs_from is not None:
             hopeless.add(outcomes[step.differs_from])
-        for choice in self._choices_for(step):
-            outcome = self._outcome(step, choice, outcomes)
-            # Choices with one outcome fare alike; but the test for idle relations, at the end,
-            # looks at the choices again, and there they must also fit the same objects.
-            fate = (outcome, self._view.matching[choice % _BASE])
-            if outcome in hopeless or fate in hopeless:
-                continue
-            self._choices[k], outcomes[k] = choice, outcome
-            if self.fill(k + 1):
-                return True
-            hopeless.add(fate if self._family.relations else outcome)
-        self._dead_ends.add(state)
-        return False
-
-    def _choices_for(self, step: Step) -> Iterator[int]:
-        """What a step may choose, in random order."""
-        pool, rare = self._view.options(step, self._outcomes[step.inputs[0]])
+        pool, rare, known = self._view.options(step, outcomes[step.inputs[0]])
         pool, rare = pool.copy(), rare.copy()
         while pool:
             choice = _draw(pool, self._rng)
             if choice == _RARE:
                 choice = _draw(rare, self._rng)
-            if not GIVEN[choice % _BASE] & step.empty:
-                yield choice
+            if step.empty and GIVEN[choice % _BASE] & step.empty:
+                continue
+            outcome = known.get(choice)
+            if outcome is None:
+                outcome = known[choice] = self._outcome(step, choice, outcomes)
+            # Choices with one outcome fare alike; but the test for idle relations, at the end,
+            # looks at the choices again, and there they must also fit the same objects.
+            fate: Outcome | tuple[Outcome, int] = outcome
+            if self._family.relations:
+                fate = (outcome, self._view.matching[choice % _BASE])
+            if outcome in hopeless or fate in hopeless:
+                continue
+            self._choices[k], outcomes[k] = choice, outcome
+            if self.fill(k + 1):
+                return True
+            hopeless.add(fate)
+        self._dead_ends.add(state)
+        return False
 
     def _outcome(self, step: Step, choice: int, outcomes: list[Outcome]) -> Outcome:
         """What a step leads to with its slots filled, after what came before it."""
