@@ -7,13 +7,17 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
 
 
 class InProcess(Executor):
@@ -62,6 +66,19 @@ def pool(workers: int) -> Iterator[Executor]:
         executor.shutdown(cancel_futures=True)
         writing.close()
         reading.close()
+
+
+def in_order(
+    executor: Executor, do: Callable[[Task], Result], tasks: Iterable[Task], ahead: int
+) -> Iterator[Result]:
+    """The results of tasks, in their order; so many are begun before they are wanted."""
+    begun: deque[Future[Result]] = deque()
+    for task in tasks:
+        begun.append(executor.submit(do, task))
+        if len(begun) > ahead:  # more would only fill the memory
+            yield begun.popleft().result()
+    while begun:
+        yield begun.popleft().result()
 
 
 def _start_workers(executor: Executor, workers: int) -> None:

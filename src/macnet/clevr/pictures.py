@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +19,7 @@ from macnet.clevr.scene import Scene
 from macnet.disk import whole_file
 from macnet.errors import InputError
 from macnet.progress import progress
-from macnet.workers import default_workers, pool
+from macnet.workers import default_workers, in_order, pool
 
 T = TypeVar("T")
 
@@ -89,13 +88,8 @@ def draw(
     worth_it = torch.device(device).type == "cpu" and len(groups) > 2
     workers = min(default_workers(device), len(groups)) if worth_it else 0
     with pool(workers) as executor:
-        ahead: deque[Future[np.ndarray]] = deque()
-        for group in groups:
-            ahead.append(executor.submit(draw_group, group, width, height, quality, device))
-            if len(ahead) > 2 * workers:  # more would only fill the memory
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
+        how = partial(draw_group, width=width, height=height, quality=quality, device=device)
+        yield from in_order(executor, how, groups, ahead=2 * workers)
 
 
 def draw_file(

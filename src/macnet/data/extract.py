@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -34,7 +31,7 @@ from macnet.data.resnet import SIDE, Normalisation, ResNet101, fingerprint, norm
 from macnet.disk import alone_in, read_json, to_disk, whole_file
 from macnet.errors import InputError
 from macnet.progress import progress
-from macnet.workers import pool
+from macnet.workers import in_order, pool
 
 DataType = Literal["float16", "float32"]
 CHANNELS_AND_SIDE = {2: (512, 28), 3: (1024, 14)}  # of the features after a stage
@@ -76,13 +73,13 @@ def extract(
         if out.exists():
             raise InputError(f"{out}: another run has finished it just now")
         unfinished.begin()
-        left = paths[unfinished.rows :]
+        batches = [paths[i : i + batch] for i in range(unfinished.rows, len(paths), batch)]
         with (
             progress("extracted", "images", len(paths), unfinished.rows) as advance,
-            pool(min(workers, math.ceil(len(left) / batch))) as executor,
+            pool(min(workers, len(batches))) as executor,
         ):
             network.to(device)
-            for decoded in _decoded(executor, left, batch, ahead=2 * workers):
+            for decoded in in_order(executor, _decode, batches, ahead=2 * workers):
                 features = _features(network, decoded, normalisation, dtype, device)
                 finite = np.isfinite(largest_of(features))
                 if not finite.all():
@@ -106,19 +103,6 @@ def _without_gaps(images: Mapping[int, Path]) -> list[Path]:
             f"{first}; a row of features belongs to each"
         )
     return [images[index] for index in range(len(images))]
-
-
-def _decoded(
-    executor: Executor, paths: Sequence[Path], batch: int, ahead: int
-) -> Iterator[np.ndarray]:
-    """The pictures in batches, so many of them decoded ahead of their use."""
-    waiting: deque[Future[np.ndarray]] = deque()
-    for start in range(0, len(paths), batch):
-        waiting.append(executor.submit(_decode, paths[start : start + batch]))
-        if len(waiting) > ahead:  # more would only fill the memory
-            yield waiting.popleft().result()
-    while waiting:
-        yield waiting.popleft().result()
 
 
 def _decode(paths: Sequence[Path]) -> np.ndarray:
