@@ -262,7 +262,7 @@ def complaint(path: Path) -> str:
 def test_broken_files(tmp_path: Path) -> None:
     path = tmp_path / "questions.h5"
     assert "there is no such file" in complaint(path)
-    assert "this is no file" in complaint(tmp_path)
+    assert "this is a folder, not a file" in complaint(tmp_path)
     path.write_bytes(b"")
     assert "not HDF5, or damaged or cut short" in complaint(path)
     path.write_text(json.dumps({"questions": []}))

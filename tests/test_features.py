@@ -451,7 +451,10 @@ def test_a_shape_that_no_memory_would_hold(here: Path) -> None:
 
 
 def test_files_that_are_not_there_or_no_hdf5(here: Path) -> None:
-    for name, expected in (("x.h5", "there is no such file"), ("data", "this is no file")):
+    for name, expected in (
+        ("x.h5", "there is no such file"),
+        ("data", "this is a folder, not a file"),
+    ):
         with pytest.raises(InputError, match=f"{name}: {expected}"):
             open_features(here / name)
     Path("text.h5").write_text("mine")

@@ -6,7 +6,6 @@ What a command needs is imported inside it: torch takes seconds to load, and `--
 from __future__ import annotations
 
 import errno
-import json
 import math
 import os
 import re
@@ -151,7 +150,7 @@ def compare(
         json_file: A file to write the numbers to.
     """
     from macnet.clevr.sheet import compare as run
-    from macnet.disk import whole_file
+    from macnet.disk import write_json
 
     _at_least_one("--images", images)
     measured = run(
@@ -166,14 +165,9 @@ def compare(
     Console().print(table)
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(json_file) as file:
-            finite = {name: v if math.isfinite(v) else None for name, v in measured.items()}
-            numbers = {
-                "quality": quality,
-                "mean_psnr": mean if math.isfinite(mean) else None,
-                "psnr": finite,
-            }
-            file.write(json.dumps(numbers, indent=1).encode() + b"\n")
+        finite = {name: v if math.isfinite(v) else None for name, v in measured.items()}
+        of_all = mean if math.isfinite(mean) else None
+        write_json(json_file, {"quality": quality, "mean_psnr": of_all, "psnr": finite})
     print(f"{out}: a sheet of {min(images, len(measured))} images")
 
 

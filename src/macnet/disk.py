@@ -54,12 +54,24 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+def refuse_no_file(path: Path) -> None:
+    if path.is_dir():
+        raise InputError(f"{path}: this is a folder, not a file")
+    if not path.exists():
+        raise InputError(f"{path}: there is no such file")
+
+
 def read_json(path: Path) -> Any:
+    refuse_no_file(path)
     try:
         return json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no such file") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: this is a folder, not a file") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: not JSON, or cut short ({error})") from None
+
+
+def write_json(path: Path, content: Any) -> None:
+    """In lines that people can read, and that would outlast a power cut."""
+    with whole_file(path) as file:
+        file.write(json.dumps(content, indent=1).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())

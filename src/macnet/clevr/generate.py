@@ -33,7 +33,7 @@ from macnet.clevr.release import (
 )
 from macnet.clevr.scene import from_record, to_record
 from macnet.clevr.world import World, make_questions, make_scenes
-from macnet.disk import alone_in, read_json, whole_file
+from macnet.disk import alone_in, read_json, whole_file, write_json
 from macnet.errors import InputError
 from macnet.progress import progress
 from macnet.workers import pool
@@ -71,8 +71,7 @@ def generate(
     splits = [_Split(out, world, kind, counts[kind]) for kind in SPLITS if counts[kind]]
     with alone_in(out):
         if not all(path.exists() for split in splits for path in split.files()):
-            with whole_file(out / "world.json") as file:
-                file.write(json.dumps(settings, indent=1).encode() + b"\n")
+            write_json(out / "world.json", settings)
             for folder in {folder for split in splits for folder in split.folders()}:
                 folder.mkdir(parents=True, exist_ok=True)
             to_draw = [task for split in splits for task in split.unfinished("drawn", GROUP)]

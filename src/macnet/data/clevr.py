@@ -1,4 +1,4 @@
-"""CLEVR as it comes: its question files, typed and checked, and where its images are.
+"""CLEVR as it comes: its question files, typed and checked.
 
 Read are CLEVR v1.0 and CoGenT as released, CLEVR-Humans, and what `macnet generate` writes. What
 is wrong with a file is found here, with its place: whoever holds a `Question` may rely on it.
@@ -21,6 +21,7 @@ from msgspec.json import Decoder
 from macnet.clevr.program import COLUMN_OF, OPERATIONS, arity, possible_answers
 from macnet.clevr.scene import ATTRIBUTES, RELATIONS
 from macnet.data.splits import Kind
+from macnet.disk import refuse_no_file
 from macnet.errors import InputError
 
 _VALUES = {"relate": tuple(RELATIONS), **{f"filter_{name}": v for name, v in ATTRIBUTES.items()}}
@@ -103,12 +104,8 @@ def read_questions(path: Path, *, kind: Kind) -> list[Question]:
 
 def _records(path: Path) -> list[Raw]:
     """The JSON of each question, as views of the file's bytes."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise InputError(f"{path}: there is no such file") from None
-    except IsADirectoryError:
-        raise InputError(f"{path}: this is a folder, not a file") from None
+    refuse_no_file(path)
+    content = path.read_bytes()
     if not content:
         raise InputError(f"{path}: the file is empty")
     try:

@@ -16,7 +16,6 @@ every run, so that nobody can tell what they mean: here a question's type comes 
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +38,7 @@ from macnet.data.vocab import (
     to_community,
     to_community_record,
 )
-from macnet.disk import whole_file
+from macnet.disk import refuse_no_file, whole_file, write_json
 from macnet.errors import InputError
 
 DIMENSIONS = {
@@ -60,9 +59,7 @@ _OPENED = np.array([arity(token.partition("[")[0]) - 1 for token in PROGRAM_TOKE
 @contextmanager
 def open_hdf5(path: Path) -> Iterator[h5py.File]:
     """A file to read from, in a block that does nothing else: all its errors are the file's."""
-    if not path.is_file():
-        what = "this is no file" if path.exists() else "there is no such file"
-        raise InputError(f"{path}: {what}")
+    refuse_no_file(path)
     try:
         with h5py.File(path, "r") as file:
             yield file
@@ -198,8 +195,7 @@ def write_questions_h5(path: Path, questions: Questions) -> None:
 
 
 def write_vocab_json(path: Path, vocabulary: Vocabulary) -> None:
-    with whole_file(path) as file:
-        file.write(json.dumps(to_community_record(vocabulary)).encode())
+    write_json(path, to_community_record(vocabulary))
 
 
 def _with_wrapping(programs: np.ndarray) -> np.ndarray:

@@ -9,7 +9,6 @@ even killed, goes on from that count. The file gets its name when it is complete
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 import time
@@ -28,7 +27,7 @@ from macnet.data.community import open_hdf5
 from macnet.data.features import NAMES, largest_of, open_features
 from macnet.data.packed import write_rows
 from macnet.data.resnet import SIDE, Normalisation, ResNet101, fingerprint, normalise
-from macnet.disk import alone_in, read_json, to_disk, whole_file
+from macnet.disk import alone_in, read_json, to_disk, write_json
 from macnet.errors import InputError
 from macnet.progress import progress
 from macnet.workers import in_order, pool
@@ -218,11 +217,7 @@ class _Unfinished:
         """Write down how many rows are on the disk, once they are."""
         to_disk(self.part)
         counted = {"rows": self.rows, "pictures": _hash(self.pictures[: self.rows])}
-        record = {**self.settings, **counted, "layout": self._layout()}
-        with whole_file(self.count) as file:
-            file.write(json.dumps(record, indent=1).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+        write_json(self.count, {**self.settings, **counted, "layout": self._layout()})
         self.counted = time.monotonic()
 
 

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from macnet.disk import refuse_no_file
 from macnet.errors import InputError
 
 PUBLISHED = "https://download.pytorch.org/models/resnet101-63fe2227.pth"
@@ -147,9 +148,7 @@ def _refuse_others(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        why = "this is a folder, not a file" if path.is_dir() else "there is no such file"
-        raise InputError(f"{path}: {why}")
+    refuse_no_file(path)
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

@@ -7,7 +7,6 @@ ever moves. An answer's id here is the community's less 4: a network has no use 
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -21,7 +20,7 @@ import numpy as np
 
 from macnet.clevr.program import COLUMN_OF, OPERATIONS, possible_answers
 from macnet.clevr.scene import ATTRIBUTES, RELATIONS
-from macnet.disk import read_json, whole_file
+from macnet.disk import read_json, write_json
 from macnet.errors import InputError
 
 SPECIALS = ("<NULL>", "<START>", "<END>", "<UNK>")
@@ -204,8 +203,7 @@ class Vocabulary:
         return found
 
     def save(self, path: Path) -> None:
-        with whole_file(path) as file:
-            file.write(json.dumps(self.to_record(), indent=1).encode() + b"\n")
+        write_json(path, self.to_record())
 
     @classmethod
     def load(cls, path: Path) -> Self:
