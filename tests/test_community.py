@@ -14,13 +14,16 @@ from hypothesis import strategies as st
 
 from macnet.clevr.program import arity, to_prefix
 from macnet.data.community import (
+    check_ids,
+    from_community,
     open_hdf5,
     read_questions_h5,
+    to_community,
     write_questions_h5,
     write_vocab_json,
 )
 from macnet.data.questions import TYPES, UNKNOWN, Questions, Row, collect, program_ids
-from macnet.data.vocab import ANSWERS, PROGRAM_TOKENS, Vocabulary
+from macnet.data.vocab import ANSWERS, PROGRAM_TOKENS, UNK, Vocabulary
 from macnet.errors import InputError
 
 REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
@@ -153,6 +156,34 @@ def test_real_questions_as_the_public_code_would_store_them(tmp_path: Path) -> N
     )
     assert_same(questions, expected)
     assert [TYPES[i] for i in questions.types] == [q["program"][-1]["function"] for q in asked]
+
+
+# --- ids -------------------------------------------------------------------------------------
+
+
+def test_answers_to_and_from_the_community() -> None:
+    here = np.arange(-1, 28, dtype=np.int8)
+    there = to_community(here)
+    assert there.dtype == np.int32
+    assert there.tolist() == [UNK, *range(4, 32)]
+    assert from_community(there).dtype == np.int8
+    assert from_community(there).tolist() == here.tolist()
+    assert from_community(np.arange(6, dtype=np.uint8)).tolist() == [-1, -1, -1, -1, 0, 1]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint16, np.int64])
+def test_ids_outside_the_vocabulary(dtype: type) -> None:
+    ids: np.ndarray = np.arange(12, dtype=dtype).reshape(4, 3)
+    check_ids(ids, 12, "x.h5: questions")
+    check_ids(ids[:0], 0, "nothing at all")
+    with pytest.raises(InputError, match=r"^x\.h5: questions: row 3 has the id 10, but those of"):
+        check_ids(ids, 10, "x.h5: questions")
+    if dtype is not np.uint16:
+        ids[1, 2] = -5
+        with pytest.raises(
+            InputError, match=r"row 1 has the id -5, but .* from 0 to 11; is it the"
+        ):
+            check_ids(ids, 12, "x.h5: questions")
 
 
 # --- bad input -------------------------------------------------------------------------------

@@ -100,6 +100,13 @@ OPERATIONS: Mapping[str, Callable[..., Outcome]] = {
 }
 
 
+VALUES_OF: Mapping[str, tuple[str, ...]] = {
+    "relate": RELATIONS,
+    **{f"filter_{name}": values for name, values in ATTRIBUTES.items()},
+}
+"""The values that a function takes one of; the others take none."""
+
+
 def execute(program: Iterable[Mapping[str, Any]], facts: Facts) -> str:
     """The answer, in the released words: "yes", "no", "0" … "10", or an attribute's value."""
     outcomes: list[Outcome] = []

@@ -18,13 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from msgspec import Meta, Raw, Struct, ValidationError
 from msgspec.json import Decoder
 
-from macnet.clevr.program import COLUMN_OF, OPERATIONS, arity, possible_answers
-from macnet.clevr.scene import ATTRIBUTES, RELATIONS
+from macnet.clevr.program import COLUMN_OF, OPERATIONS, VALUES_OF, arity, possible_answers
 from macnet.data.splits import Kind
 from macnet.disk import refuse_no_file
 from macnet.errors import InputError
-
-_VALUES = {"relate": tuple(RELATIONS), **{f"filter_{name}": v for name, v in ATTRIBUTES.items()}}
 
 if TYPE_CHECKING:
     Function = str
@@ -32,7 +29,7 @@ if TYPE_CHECKING:
     Answer = str
 else:  # words the decoder knows: any other is an error, and each is one string, however often read
     Function = Literal[tuple(OPERATIONS)]
-    Value = Literal[tuple(chain(*_VALUES.values()))]
+    Value = Literal[tuple(chain(*VALUES_OF.values()))]
     Answer = Literal[tuple(chain(*map(possible_answers, COLUMN_OF)))]
 
 Index = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -216,7 +213,7 @@ class _Nodes(dict[bytes, Node]):
 
     def __missing__(self, json: bytes) -> Node:
         node = _NODE.decode(json)
-        function, values = node.function, _VALUES.get(node.function)
+        function, values = node.function, VALUES_OF.get(node.function)
         if len(node.inputs) != arity(function):
             raise ValueError(f'"{function}" takes {arity(function)} inputs, not {len(node.inputs)}')
         if node.value_inputs not in ([(value,) for value in values] if values else [()]):

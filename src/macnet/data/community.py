@@ -32,10 +32,8 @@ from macnet.data.vocab import (
     PROGRAM_TOKENS,
     SPECIALS,
     START,
+    UNK,
     Vocabulary,
-    check_ids,
-    from_community,
-    to_community,
     to_community_record,
 )
 from macnet.disk import refuse_no_file, whole_file, write_json
@@ -164,6 +162,22 @@ def _lengths(ids: np.ndarray, where: str) -> np.ndarray:
     return lengths
 
 
+def from_community(answers: np.ndarray) -> np.ndarray:
+    """The community's answers' ids → ours, int8; a special is -1, unknown."""
+    return np.maximum(answers.astype(np.int64) - len(SPECIALS), -1).astype(np.int8)
+
+
+def check_ids(ids: np.ndarray, count: int, where: str) -> None:
+    """Whether all ids are among the first `count`: on a GPU, one that is not ends the process."""
+    if ids.size and (ids.min() < 0 or ids.max() >= count):
+        wrong = (ids < 0) | (ids >= count)
+        place = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise InputError(
+            f"{where}: row {place[0]} has the id {ids[place]}, but those of the vocabulary run "
+            f"from 0 to {count - 1}; is it the one these were made with?"
+        )
+
+
 def _refuse(wrong: np.ndarray, where: str, why: str) -> None:
     if wrong.any():
         raise InputError(f"{where} {wrong.argmax()} {why}")
@@ -196,6 +210,11 @@ def write_questions_h5(path: Path, questions: Questions) -> None:
 
 def write_vocab_json(path: Path, vocabulary: Vocabulary) -> None:
     write_json(path, to_community_record(vocabulary))
+
+
+def to_community(answers: np.ndarray) -> np.ndarray:
+    """Our answers' ids → the community's, int32; an unknown answer is <UNK>."""
+    return np.where(answers < 0, UNK, answers.astype(np.int32) + len(SPECIALS))
 
 
 def _with_wrapping(programs: np.ndarray) -> np.ndarray:

@@ -14,12 +14,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
+from reprlib import repr as shown  # which no file can make longer than a sentence
 from typing import Any, Self
 
-import numpy as np
-
-from macnet.clevr.program import COLUMN_OF, OPERATIONS, possible_answers
-from macnet.clevr.scene import ATTRIBUTES, RELATIONS
+from macnet.clevr.program import COLUMN_OF, OPERATIONS, VALUES_OF, possible_answers
 from macnet.disk import read_json, write_json
 from macnet.errors import InputError
 
@@ -31,12 +29,11 @@ MAX_WORDS = 255
 
 ANSWERS = tuple(sorted({answer for last in COLUMN_OF for answer in possible_answers(last)}))
 
-_VALUES = {"relate": RELATIONS, **{f"filter_{name}": ATTRIBUTES[name] for name in ATTRIBUTES}}
 PROGRAM_TOKENS = SPECIALS + tuple(
     sorted(
         f"{function}[{value}]" if value else function
         for function in OPERATIONS
-        for value in _VALUES.get(function, ("",))
+        for value in VALUES_OF.get(function, ("",))
     )
 )
 """A program's steps, by id: a function, with its value where it takes one."""
@@ -100,7 +97,7 @@ class Tally:
         if not self.words:
             return f"the vocabulary holds every word of {self.texts:,} questions"
         often = ", ".join(
-            f"{_shown(word)} ({count:,})"
+            f"{shown(word)} ({count:,})"
             # Of equals the first by code point, whatever the order they came in.
             for word, count in sorted(self.words.items(), key=lambda item: (-item[1], item[0]))[:5]
         )
@@ -125,7 +122,7 @@ class Vocabulary:
         if self.tokenising not in TOKENISINGS:
             known = ", ".join(TOKENISINGS)
             raise InputError(
-                f"the tokenising is {_shown(self.tokenising)}; it must be one of {known}"
+                f"the tokenising is {shown(self.tokenising)}; it must be one of {known}"
             )
         for name, words, most in (
             ("words", self.words, 1 << 15),  # they are stored in 15 bits,
@@ -135,7 +132,7 @@ class Vocabulary:
                 raise InputError(f"there are {len(words):,} {name}; there must be 1 to {most:,}")
             if len(set(words)) < len(words):
                 (word, _), *_ = Counter(words).most_common(1)
-                raise InputError(f"{_shown(word)} is there twice among the {name}")
+                raise InputError(f"{shown(word)} is there twice among the {name}")
         if self.words[: len(SPECIALS)] != SPECIALS:
             raise InputError(f"the first four words must be {' '.join(SPECIALS)}")
 
@@ -241,7 +238,7 @@ def _from_community_record(record: Mapping[str, Any], where: str) -> dict[str, A
         for i, (token, ours) in enumerate(zip_longest(_by_id(record, key, where), published)):
             if token != ours:
                 raise InputError(
-                    f'{where}: token {i} of "{key}" is {_shown(token)}, not {ours!r}; programs and '
+                    f'{where}: token {i} of "{key}" is {shown(token)}, not {ours!r}; programs and '
                     f"answers must be numbered as in the published file"
                 )
     tokenising = record.get("tokenising", "clevr-iep")  # theirs has but one
@@ -256,29 +253,3 @@ def _by_id(record: Mapping[str, Any], key: str, where: str) -> list[str]:
     if [ids[word] for word in words] != list(range(len(words))):
         raise InputError(f'{where}: "{key}" must number its tokens from 0 on, without gaps')
     return words
-
-
-def to_community(answers: np.ndarray) -> np.ndarray:
-    """Our answers' ids → the community's, int32; an unknown answer is <UNK>."""
-    return np.where(answers < 0, UNK, answers.astype(np.int32) + len(SPECIALS))
-
-
-def from_community(answers: np.ndarray) -> np.ndarray:
-    """The community's answers' ids → ours, int8; a special is -1, unknown."""
-    return np.maximum(answers.astype(np.int64) - len(SPECIALS), -1).astype(np.int8)
-
-
-def check_ids(ids: np.ndarray, count: int, where: str) -> None:
-    """Whether all ids are among the first `count`: on a GPU, one that is not ends the process."""
-    if ids.size and (ids.min() < 0 or ids.max() >= count):
-        wrong = (ids < 0) | (ids >= count)
-        place = tuple(int(i) for i in np.argwhere(wrong)[0])
-        raise InputError(
-            f"{where}: row {place[0]} has the id {ids[place]}, but those of the vocabulary run "
-            f"from 0 to {count - 1}; is it the one these were made with?"
-        )
-
-
-def _shown(word: str | None) -> str:
-    """As part of a sentence: whatever it holds, it stays on one line, and short."""
-    return repr(word) if word is None or len(word) <= 20 else f"{word[:20]!r}…"
