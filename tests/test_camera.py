@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,8 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from macnet.clevr.camera import Vector, camera_axes, fit_camera, project
+from real_clevr import real_clevr
 
-REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
 BASE = (7.48113, -6.50764, 5.34367)
 
 jitters = st.tuples(*[st.floats(-0.5, 0.5)] * 3)
@@ -117,9 +116,7 @@ def test_whole_pixels_and_exact_depths_are_enough(jitter: Vector, crowd: list[Ve
 
 @pytest.mark.parametrize(("folder", "split"), [("clevr_train32", "train"), ("clevr_val100", "val")])
 def test_the_cameras_of_real_scenes_are_found(folder: str, split: str) -> None:
-    file = REFERENCE / folder / "scenes" / f"CLEVR_{split}_scenes.json"
-    if not file.exists():
-        pytest.skip(f"there is no reference file {file}")
+    file = real_clevr(f"{folder}/scenes/CLEVR_{split}_scenes.json")
     scenes = json.loads(file.read_text())["scenes"]
     assert len(scenes) >= 32
     for scene in scenes:

@@ -25,8 +25,8 @@ from macnet.data.community import (
 from macnet.data.questions import TYPES, UNKNOWN, Questions, Row, collect, program_ids
 from macnet.data.vocab import ANSWERS, PROGRAM_TOKENS, UNK, Vocabulary
 from macnet.errors import InputError
+from real_clevr import real_clevr
 
-REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
 VOCABULARY = Vocabulary.build(["How many cubes are there", "Is it red"], "clevr-iep")
 COLUMNS = ("tokens", "lengths", "answers", "types", "programs", "images")
 
@@ -119,11 +119,10 @@ def test_the_vocabulary_beside_it(tmp_path: Path) -> None:
     assert record["answer_token_to_idx"]["10"] == 6
 
 
-@pytest.mark.skipif(not REFERENCE.exists(), reason="no real CLEVR in ../shared/reference")
 def test_real_questions_as_the_public_code_would_store_them(tmp_path: Path) -> None:
     """Encoded here by hand, from the contract, and with the published vocabulary."""
-    published = json.loads((REFERENCE / "clevr_vocab.json").read_bytes())
-    path = REFERENCE / "clevr_val100" / "questions" / "CLEVR_val_questions.json"
+    published = json.loads(real_clevr("clevr_vocab.json").read_bytes())
+    path = real_clevr("clevr_val100/questions/CLEVR_val_questions.json")
     asked = json.loads(path.read_bytes())["questions"]
     words, tokens = published["question_token_to_idx"], published["program_token_to_idx"]
     columns: Columns = {
@@ -143,7 +142,7 @@ def test_real_questions_as_the_public_code_would_store_them(tmp_path: Path) -> N
         columns["programs"][i, : len(ids)] = ids
     write(tmp_path / "val.h5", columns)
 
-    vocabulary = Vocabulary.load(REFERENCE / "clevr_vocab.json")
+    vocabulary = Vocabulary.load(real_clevr("clevr_vocab.json"))
     questions = read_questions_h5(tmp_path / "val.h5", vocabulary)
     expected = collect(
         Row(

@@ -18,11 +18,7 @@ from macnet.data import clevr
 from macnet.data.clevr import read_questions
 from macnet.data.splits import Kind, find_split, image_files, refuse_missing
 from macnet.errors import InputError
-
-REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
-needs_reference = pytest.mark.skipif(
-    not REFERENCE.exists(), reason="no real CLEVR in ../shared/reference"
-)
+from real_clevr import real_clevr
 
 
 def step(function: str, inputs: list[int], *values: str) -> dict[str, Any]:
@@ -91,9 +87,8 @@ def assert_read(path: Path, kind: Kind) -> list[clevr.Question]:
 # --- files as they should be -----------------------------------------------------------------
 
 
-@needs_reference
 def test_real_questions() -> None:
-    split = find_split(REFERENCE / "clevr_val100", "val")
+    split = find_split(real_clevr("clevr_val100"), "val")
     assert split.kind == "clevr"
     questions = assert_read(split.questions, split.kind)
     assert len(questions) == 1000
@@ -103,11 +98,10 @@ def test_real_questions() -> None:
     refuse_missing(split, [q.image_index for q in questions], files)
 
 
-@needs_reference
 @pytest.mark.parametrize(("split", "count"), [("train", 17817), ("val", 7202), ("test", 7145)])
 def test_real_questions_of_people(split: str, count: int, tmp_path: Path) -> None:
     images_folder(tmp_path, split).mkdir(parents=True)
-    found = find_split(REFERENCE / "clevr_humans", split, tmp_path)
+    found = find_split(real_clevr("clevr_humans"), split, tmp_path)
     assert found.kind == "humans"
     questions = assert_read(found.questions, found.kind)
     assert len(questions) == count

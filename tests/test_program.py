@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +22,7 @@ from macnet.clevr.program import (
     to_prefix,
 )
 from macnet.clevr.scene import ATTRIBUTES, RELATIONS, Object, Scene, from_record, place_objects
-
-REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
+from real_clevr import real_clevr
 
 # Written down again, from the specification: the direction of each relation on the floor.
 DIRECTION = {
@@ -210,9 +208,8 @@ def test_question_types_and_their_answers() -> None:
     assert len(every_answer) == 28  # as in the release
 
 
-@pytest.mark.skipif(not REFERENCE.exists(), reason="no real CLEVR in ../shared/reference")
 def test_all_real_questions_are_answered_as_recorded() -> None:
-    folder = REFERENCE / "clevr_val100"
+    folder = real_clevr("clevr_val100")
     records = json.loads((folder / "scenes" / "CLEVR_val_scenes.json").read_text())["scenes"]
     scenes = {r["image_index"]: from_record(r, f"scene {r['image_index']}") for r in records}
     file = folder / "questions" / "CLEVR_val_questions.json"

@@ -21,7 +21,8 @@ from macnet.clevr.families import CATALOGUE
 from macnet.clevr.program import PresumptionError, question_type, to_prefix
 from macnet.clevr.questions import BLOCK, FAMILIES, Asker, Question
 from macnet.clevr.scene import Object, Scene, sample_scenes
-from test_program import REFERENCE, naive_answer, naive_outcome, scenes
+from real_clevr import real_clevr
+from test_program import naive_answer, naive_outcome, scenes
 
 SIZE, COLOR, MATERIAL, SHAPE = ATTRIBUTES = ("size", "color", "material", "shape")
 NUMBER_OPERATORS = ("equal_integer", "less_than", "greater_than")
@@ -44,9 +45,7 @@ def asked() -> list[tuple[Scene, Question]]:
 
 @pytest.fixture(scope="module")
 def real() -> list[dict[str, Any]]:
-    if not REFERENCE.exists():
-        pytest.skip("no real CLEVR in ../shared/reference")
-    file = REFERENCE / "clevr_val100" / "questions" / "CLEVR_val_questions.json"
+    file = real_clevr("clevr_val100/questions/CLEVR_val_questions.json")
     questions: list[dict[str, Any]] = json.loads(file.read_text())["questions"]
     return questions
 
@@ -404,7 +403,7 @@ def test_the_most_frequent_answers_are_as_frequent_as_in_clevr(
 def test_the_words_are_clevrs(
     asked: list[tuple[Scene, Question]], real: list[dict[str, Any]]
 ) -> None:
-    vocabulary = json.loads((REFERENCE / "clevr_vocab.json").read_text())
+    vocabulary = json.loads(real_clevr("clevr_vocab.json").read_text())
     known = {word.lower() for word in vocabulary["question_token_to_idx"] if word.isalpha()}
     made = {word for _, q in asked for word in words(q.text)}
     assert made == known | {";", "?"}

@@ -5,7 +5,6 @@ import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,8 @@ from PIL import Image
 from macnet.clevr.camera import project
 from macnet.clevr.render import QUALITIES, Rendering, all_visible, render
 from macnet.clevr.scene import DIRECTIONS, Object, Scene, from_record, sample_scenes
+from real_clevr import real_clevr
 
-REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
 RIGHT, BEHIND = np.array(DIRECTIONS["right"]), np.array(DIRECTIONS["behind"])
 PAINTS = {
     "gray": (87, 87, 87),
@@ -480,9 +479,7 @@ def test_a_scene_may_be_of_one_material(materials: tuple[str, ...], quality: str
 
 
 def test_pictures_are_close_to_real_ones() -> None:
-    folder = REFERENCE / "clevr_train32"
-    if not folder.exists():
-        pytest.skip(f"there are no reference pictures in {folder}")
+    folder = real_clevr("clevr_train32")
     records = json.loads((folder / "scenes" / "CLEVR_train_scenes.json").read_text())["scenes"][:6]
     scenes = [from_record(record, record["image_filename"]) for record in records]
     measured = []

@@ -6,7 +6,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +15,8 @@ from hypothesis import strategies as st
 from macnet.clevr.render import all_visible
 from macnet.clevr.scene import Condition, Scene, from_record, sample_scenes, to_record
 from macnet.errors import InputError
+from real_clevr import real_clevr
 
-REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
 REAL = [("clevr_train32", "train"), ("clevr_val100", "val")]
 SCENES = 2000
 
@@ -141,9 +140,7 @@ def record_of(scene: Scene) -> Record:
 
 
 def real_scenes(folder: str, split: str) -> list[Record]:
-    file = REFERENCE / folder / "scenes" / f"CLEVR_{split}_scenes.json"
-    if not file.exists():
-        pytest.skip(f"there is no reference file {file}")
+    file = real_clevr(f"{folder}/scenes/CLEVR_{split}_scenes.json")
     scenes: list[Record] = json.loads(file.read_text())["scenes"]
     assert len(scenes) == {"train": 32, "val": 100}[split]
     return scenes

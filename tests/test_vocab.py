@@ -25,10 +25,7 @@ from macnet.data.vocab import (
     to_community_record,
 )
 from macnet.errors import InputError
-
-REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
-VOCAB_JSON = REFERENCE / "clevr_vocab.json"
-real = pytest.mark.skipif(not REFERENCE.exists(), reason="no real CLEVR in ../shared/reference")
+from real_clevr import real_clevr
 
 TEXTS = st.text(st.sampled_from("abAB1İé_'<> \t\n;,?.!:/()\\") | st.characters(), max_size=30)
 TOKENISING = st.sampled_from(sorted(TOKENISINGS))
@@ -36,7 +33,7 @@ TOKENISING = st.sampled_from(sorted(TOKENISINGS))
 
 @cache
 def real_questions(path: str) -> tuple[str, ...]:
-    return tuple(q["question"] for q in json.loads((REFERENCE / path).read_bytes())["questions"])
+    return tuple(q["question"] for q in json.loads(real_clevr(path).read_bytes())["questions"])
 
 
 def clevr() -> tuple[str, ...]:
@@ -100,7 +97,6 @@ def test_one_question_in_each(tokenising: str, expected: str) -> None:
     assert "|".join(words) == expected
 
 
-@real
 @pytest.mark.parametrize(("tokenising", "size"), [("clevr-iep", 89), ("mac", 81), ("n2nmn", 82)])
 def test_the_words_of_clevr(tokenising: str, size: int) -> None:
     assert len(Vocabulary.build(clevr(), tokenising)) == len(SPECIALS) + size
@@ -169,7 +165,6 @@ def test_unknown_words_are_counted() -> None:
     assert len(str(Tally(1, 1, Counter({"x\n" * 99: 1})))) < 150
 
 
-@real
 @pytest.mark.parametrize(
     ("tokenising", "at_least", "more", "lacking"),
     [
@@ -222,10 +217,10 @@ def test_saved_and_loaded(
     assert Vocabulary.load(path) == vocabulary
 
 
-@real
 def test_the_published_vocabulary() -> None:
-    published = json.loads(VOCAB_JSON.read_bytes())
-    vocabulary = Vocabulary.load(VOCAB_JSON)
+    file = real_clevr("clevr_vocab.json")
+    published = json.loads(file.read_bytes())
+    vocabulary = Vocabulary.load(file)
     assert {w: i for i, w in enumerate(vocabulary.words)} == published["question_token_to_idx"]
     assert vocabulary.words[4] == ""
     assert vocabulary.tokenising == "clevr-iep"
