@@ -96,7 +96,6 @@ def test_scene_files(
         ("--train 1 --questions-per-image 0", "--questions-per-image is 0"),
         ("--train -1 --val 2", "--train -1 --val 2 --test 0: counts must not be negative"),
         ("", "--train 0 --val 0 --test 0: counts must not be negative, and not all be zero"),
-        ("--train 1 --workers 0", "--workers is 0; at least one is needed"),
         ("--train 1 --device tpu", "--device is 'tpu'"),
         ("--train 1 --device cuda:99", "--device is cuda:99, but this machine has"),
     ],
@@ -105,6 +104,25 @@ def test_generate(
     arguments: str, expected: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert expected in complaint(capsys, "generate", "out", *arguments.split())
+    assert list(here.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["generate out --train 1", "extract . out", "pack . out"])
+@pytest.mark.parametrize("workers", ["0", "-3"])
+def test_workers(
+    command: str, workers: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = complaint(capsys, *command.split(), "--workers", workers)
+    assert said == f"macnet: --workers is {workers}; it must be at least 1"
+    assert list(here.iterdir()) == []
+
+
+def test_two_tokenisings(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--vocabulary", "words.json", "--tokenising", "n2nmn")
+    assert complaint(capsys, "pack", ".", "out", *options) == (
+        "macnet: --tokenising is n2nmn, but words.json says itself how questions become words; "
+        "give one of the two"
+    )
     assert list(here.iterdir()) == []
 
 

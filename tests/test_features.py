@@ -299,7 +299,6 @@ def test_missing_images(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_other_arguments(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--batch is 0" in complaint(capsys, "f.h5", "--batch", "0")
-    assert "--workers is -1" in complaint(capsys, "f.h5", "--workers", "-1")
     assert "--device is 'tpu'" in complaint(capsys, "f.h5", "--device", "tpu")
     assert "x.pth: there is no such file" in complaint(capsys, "f.h5", "--weights", "x.pth")
     Path("weights.pth").write_bytes(b"not weights")

@@ -26,8 +26,13 @@ from macnet.errors import InputError
 Quality = Literal["fast", "fine"]
 Size = Annotated[str, tyro.conf.arg(metavar="WIDTHxHEIGHT")]
 Device = Annotated[str, tyro.conf.arg(metavar="auto|cpu|cuda")]
+Tokenising = Annotated[
+    Literal["mac", "clevr-iep", "n2nmn"] | None, tyro.conf.arg(metavar="mac|clevr-iep|n2nmn")
+]
+Workers = Annotated[int | None, tyro.conf.arg(metavar="INT")]
 ScenesJson = Annotated[Path, tyro.conf.arg(metavar="SCENES_JSON")]
 Out = Annotated[Path, tyro.conf.arg(metavar="OUT")]
+Data = Annotated[Path, tyro.conf.arg(metavar="DATA")]
 OutPng = Annotated[Path, tyro.conf.arg(metavar="OUT.png")]
 
 
@@ -43,7 +48,7 @@ def generate(
     condition: Annotated[Literal["A", "B"] | None, tyro.conf.arg(metavar="A|B")] = None,
     quality: Quality = "fast",
     device: Device = "auto",
-    workers: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
+    workers: Workers = None,
 ) -> None:
     """Make a CLEVR world on disk, in the layout and schema of the release.
 
@@ -65,15 +70,13 @@ def generate(
     """
     from macnet.clevr.generate import generate as run
     from macnet.clevr.world import World
-    from macnet.workers import default_workers
 
     width, height = _size(size)
     world = World(seed, condition, width, height, quality, questions_per_image)
     counts = {"train": train, "val": val, "test": test}
     device = _device(device)
-    workers = default_workers(device) if workers is None else workers
     start = time.monotonic()
-    if run(out, world, counts, device=device, workers=workers):
+    if run(out, world, counts, device=device, workers=_workers(workers, device)):
         print(f"{out}: {sum(counts.values())} images made in {time.monotonic() - start:.0f} s")
     else:
         print(f"{out}: this world is finished already; nothing to do")
@@ -106,12 +109,7 @@ def render(
     print(f"{out}: {drawn} pictures drawn" + (f", {kept} were there already" if kept else ""))
 
 
-def sheet(
-    data: Annotated[Path, tyro.conf.arg(metavar="DATA")],
-    out: OutPng,
-    /,
-    images: int = 12,
-) -> None:
+def sheet(data: Data, out: OutPng, /, images: int = 12) -> None:
     """Make a contact sheet of a dataset: images, a question and its answer under each.
 
     Args:
@@ -172,7 +170,7 @@ def compare(
 
 
 def extract(
-    data: Annotated[Path, tyro.conf.arg(metavar="DATA")],
+    data: Data,
     out: Out,
     /,
     split: str = "train",
@@ -182,7 +180,7 @@ def extract(
     normalisation: Literal["public", "imagenet"] = "public",
     batch: int = 64,
     device: Device = "auto",
-    workers: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
+    workers: Workers = None,
 ) -> None:
     """Compute features of a split's images with a ResNet-101, as the public code does.
 
@@ -207,15 +205,11 @@ def extract(
     from macnet.data.extract import extract as run
     from macnet.data.resnet import load_resnet
     from macnet.data.splits import find_split, image_files, refuse_missing
-    from macnet.workers import default_workers
 
     _at_least_one("--batch", batch)
     device = _device(device)
-    if workers is None:
-        # A CPU is busy with the network, which takes twenty times as long as the decoding.
-        workers = default_workers("cpu") if device != "cpu" else 0
-    if workers < 0:
-        raise InputError(f"--workers is {workers}; it must not be negative")
+    # A CPU is busy with the network, which takes twenty times as long as the decoding.
+    decoding = 0 if workers is None and device == "cpu" else _workers(workers, "cpu")
     found = find_split(data, split)
     images = image_files(found.images, found.name)
     questions = read_questions(found.questions, kind=found.kind)
@@ -229,7 +223,7 @@ def extract(
         dtype=dtype,
         batch=batch,
         device=device,
-        workers=workers,
+        workers=decoding,
     ):
         seconds = time.monotonic() - start
         print(f"{out}: features of {len(images)} images made in {seconds:.0f} s")
@@ -238,17 +232,17 @@ def extract(
 
 
 def pack(
-    data: Annotated[Path, tyro.conf.arg(metavar="DATA")],
+    data: Data,
     cache: Annotated[Path, tyro.conf.arg(metavar="CACHE")],
     /,
     split: str = "train",
     size: Size = "128x128",
     images: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None,
     vocabulary: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
-    tokenising: Literal["mac", "clevr-iep", "n2nmn"] = "mac",
+    tokenising: Tokenising = None,
     at_least: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
     skip_missing: bool = False,
-    workers: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
+    workers: Workers = None,
 ) -> None:
     """Turn a split into arrays that open in no time, for training to read from.
 
@@ -265,27 +259,31 @@ def pack(
             or a file of features (.h5).
         vocabulary: A file of words, ours or a vocab.json. If not given, the words are those of
             DATA's training split.
-        tokenising: How questions become words, if no vocabulary says so.
+        tokenising: How questions become words, if no vocabulary says so; mac if not given.
         at_least: Let the vocabulary grow by the words that occur so often in DATA's training split.
         skip_missing: Leave out questions about images that are not there.
         workers: Processes that decode images; as many as there are cores if not given.
     """
     from macnet.data.pack import pack_split, pack_vocabulary
     from macnet.data.splits import find_split
-    from macnet.workers import default_workers
 
-    for flag, value in (("--at-least", at_least), ("--workers", workers)):
-        _at_least_one(flag, 1 if value is None else value)
+    _at_least_one("--at-least", at_least)
+    decoding = _workers(workers, "cpu")
+    if vocabulary and tokenising:
+        raise InputError(
+            f"--tokenising is {tokenising}, but {vocabulary} says itself how questions become "
+            "words; give one of the two"
+        )
     start = time.monotonic()
     found = find_split(data, split, images)
-    words = pack_vocabulary(data, split, cache, vocabulary, tokenising, at_least)
+    words = pack_vocabulary(data, split, cache, vocabulary, tokenising or "mac", at_least)
     dataset = pack_split(
         found,
         cache,
         words,
         size=_size(size),
         skip_missing=skip_missing,
-        workers=default_workers("cpu") if workers is None else workers,
+        workers=decoding,
     )
     print(dataset.about["words"])
     if left_out := dataset.about["left out"]:
@@ -307,9 +305,16 @@ def _size(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _at_least_one(flag: str, value: int) -> None:
-    if value < 1:
+def _at_least_one(flag: str, value: int | None) -> None:
+    if value is not None and value < 1:
         raise InputError(f"{flag} is {value}; it must be at least 1")
+
+
+def _workers(given: int | None, device: str) -> int:
+    from macnet.workers import default_workers
+
+    _at_least_one("--workers", given)
+    return default_workers(device) if given is None else given
 
 
 def _device(name: str) -> str:

@@ -56,8 +56,6 @@ def generate(
         raise InputError(f"{asked}: counts must not be negative, and not all be zero")
     if max(counts.values()) > MAX_COUNT:
         raise InputError(f"a split holds {MAX_COUNT:,} images at most; more, and names run out")
-    if workers < 1:
-        raise InputError(f"--workers is {workers}; at least one is needed")
     settings = {
         "format": FORMAT,
         "seed": world.seed,
