@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 from macnet.data.batches import Batches
 from macnet.data.dataset import Dataset
-from macnet.data.packed import create_array, open_pack, pack, write_rows
+from macnet.data.packed import create_array, pack, write_rows
 from macnet.data.questions import Questions
 from macnet.data.vocab import SPECIALS, Vocabulary
 from record import keep
@@ -44,7 +44,7 @@ def packed(folder: Path, images: int, shape: tuple[int, ...], dtype: type) -> Da
             write_rows(path, start, first, some[: images - first])
         return {}
 
-    array = open_pack(pack(folder, "images", {"shape": shape, "images": images}, make).folder)
+    array = pack(folder, "images", {"shape": shape, "images": images}, make).arrays["images"]
     count = 10 * images
     lengths = rng.integers(6, 41, count).astype(np.uint16)
     tokens = rng.integers(4, len(WORDS), (count, LONGEST)).astype(np.uint16)
@@ -58,9 +58,7 @@ def packed(folder: Path, images: int, shape: tuple[int, ...], dtype: type) -> Da
         rng.integers(4, 44, (count, STEPS)).astype(np.uint8),
         rows,
     )
-    return Dataset(
-        array.arrays["images"], questions, rows, np.arange(count, dtype=np.int32), WORDS, {}
-    )
+    return Dataset(array, questions, rows, np.arange(count, dtype=np.int32), WORDS, {})
 
 
 def delivered(batches: Batches, steps: int) -> float:

@@ -1,7 +1,6 @@
 """Images a second that `macnet extract` turns into features, and what bounds it.
 
     python benchmarks/extract.py --images 30000 --out results/extract_speed_h200.json
-    python benchmarks/extract.py --images 16 --batch 4 --out results/extract_speed_cpu.json
 
 The pictures are rendered at 480×320, a few dozen of them under many names: they decode as
 CLEVR's do. The weights are random. "Plain" is what one would write first: one process that decodes
