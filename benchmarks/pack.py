@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,9 +29,10 @@ from macnet.clevr.pictures import open_picture, read_picture
 from macnet.clevr.release import image_name, images_folder, questions_file
 from macnet.data.pack import (
     AT_ONCE,
-    _pack_pictures,
     pack_images,
+    pack_pictures,
     pack_questions,
+    pack_split,
     pack_vocabulary,
 )
 from macnet.data.packed import create_array
@@ -66,7 +67,7 @@ def where_time_goes(paths: list[Path], scratch: Path) -> dict[str, float]:
     stages: dict[str, Callable[[list[Path]], object]] = {
         "decoding": decode_alone,
         "decoding and resizing": lambda part: [read_picture(path, *SIZE) for path in part],
-        "all of it": lambda part: _pack_pictures(array, start, 0, part, *SIZE),
+        "all of it": lambda part: pack_pictures(array, start, 0, part, *SIZE),
     }
     seconds = dict.fromkeys(stages, 0.0)
     for i in range(0, len(paths), AT_ONCE):
@@ -90,6 +91,42 @@ def full_set(root: Path, questions: Path) -> None:
         os.link(root / f"{i % 2}.png", folder / image_name("train", i))
 
 
+def measured(data: Path, scratch: Path, questions: Path | None, workers: int) -> dict[str, object]:
+    split = find_split(data, "train")
+    paths = list(image_files(split.images, split.name).values())
+    with Image.open(paths[0]) as image:
+        size = "×".join(map(str, image.size))
+    seconds = []
+    for run in range(3):
+        start = time.perf_counter()
+        pack_images(paths, *SIZE, scratch / f"run {run}", workers)
+        seconds.append(time.perf_counter() - start)
+    numbers: dict[str, object] = {
+        "images": len(paths),
+        "size": size,
+        "mean_kilobytes_of_a_file": round(
+            statistics.mean(path.stat().st_size for path in paths) / 1e3, 1
+        ),
+        "workers": workers,
+        "images_per_second": round(len(paths) / min(seconds), 1),
+        "milliseconds_of_a_core_per_image": where_time_goes(paths[:1000], scratch),
+    }
+    if questions:
+        root, cache = scratch / "clevr", scratch / "cache"
+        full_set(root, questions)
+        whole = find_split(root, "train")
+        start = time.perf_counter()
+        words = pack_vocabulary(root, "train", cache)
+        pack_questions(whole, words, cache)
+        numbers["seconds_to_pack_700000_questions"] = round(time.perf_counter() - start, 2)
+        pack_split(whole, cache, words, size=SIZE, workers=workers)
+        command = [sys.executable, "-c", OPEN, str(root), str(cache)]
+        opened = [subprocess.check_output(command, text=True).split() for _ in range(3)]
+        numbers["opened_images"], numbers["opened_questions"] = map(int, opened[0][1:])
+        numbers["seconds_to_open"] = round(min(float(row[0]) for row in opened), 3)
+    return numbers
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
@@ -98,42 +135,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    shutil.rmtree(args.scratch, ignore_errors=True)
-    args.scratch.mkdir(parents=True)
-
-    split = find_split(args.data, "train")
-    paths = list(image_files(split.images, split.name).values())
-    with Image.open(paths[0]) as image:
-        size = "×".join(map(str, image.size))
-    seconds = []
-    for run in range(3):
-        start = time.perf_counter()
-        pack_images(split, *SIZE, args.scratch / f"run {run}", args.workers)
-        seconds.append(time.perf_counter() - start)
-    numbers: dict[str, object] = {
-        "images": len(paths),
-        "size": size,
-        "mean_kilobytes_of_a_file": round(
-            statistics.mean(path.stat().st_size for path in paths) / 1e3, 1
-        ),
-        "workers": args.workers,
-        "images_per_second": round(len(paths) / min(seconds), 1),
-        "milliseconds_of_a_core_per_image": where_time_goes(paths[:1000], args.scratch),
-    }
-    if args.questions:
-        root, cache = args.scratch / "clevr", args.scratch / "cache"
-        full_set(root, args.questions)
-        whole = find_split(root, "train")
-        start = time.perf_counter()
-        words = pack_vocabulary(root, "train", cache)
-        pack_questions(whole, words, cache)
-        numbers["seconds_to_pack_700000_questions"] = round(time.perf_counter() - start, 2)
-        pack_images(whole, *SIZE, cache, args.workers)
-        command = [sys.executable, "-c", OPEN, str(root), str(cache)]
-        opened = [subprocess.check_output(command, text=True).split() for _ in range(3)]
-        numbers["opened_images"], numbers["opened_questions"] = map(int, opened[0][1:])
-        numbers["seconds_to_open"] = round(min(float(row[0]) for row in opened), 3)
-    shutil.rmtree(args.scratch)
+    args.scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=args.scratch) as scratch:
+        numbers = measured(args.data, Path(scratch), args.questions, args.workers)
     keep(args.out, "pictures packed by all cores, and a packed training set opened", **numbers)
 
 

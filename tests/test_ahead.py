@@ -61,6 +61,12 @@ def test_an_error_comes_after_the_items_before_it() -> None:
     assert threads() == 0
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_fails_at_once() -> None:
+    with pytest.raises((AssertionError, RuntimeError)):
+        Ahead(count(), "cuda")
+
+
 def test_one_that_is_forgotten_ends_its_thread() -> None:
     ahead = Ahead(count(), "cpu")
     next(ahead)

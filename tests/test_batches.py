@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -55,40 +56,52 @@ counts = st.lists(st.integers(0, 12), min_size=1, max_size=12).filter(any)
     counts=counts,
     images=st.integers(1, 5),
     questions=st.integers(1, 11),
-    workers=st.integers(1, 4),
+    shards=st.integers(1, 4),
     seed=st.none() | st.integers(0, 5),
     epoch=st.integers(0, 3),
     share=st.sampled_from([1.0, 0.5, 0.01]),
     by=st.sampled_from(["question", "image"]),
 )
-def test_an_epoch_holds_every_chosen_question_once_over_all_workers(
+def test_an_epoch_holds_every_chosen_question_once_over_all_shards(
     counts: list[int],
     images: int,
     questions: int,
-    workers: int,
+    shards: int,
     seed: int | None,
     epoch: int,
     share: float,
     by: str,
 ) -> None:
     data = dataset(counts).subset(Subset(by, share))  # type: ignore[arg-type]
-    shared = {"images": images, "questions": questions, "seed": seed, "workers": workers}
-    steps = Batches(data, **shared).steps  # type: ignore[arg-type]
-    of_workers = [
-        list(islice(Batches(data, worker=w, position=epoch * steps, **shared), steps))  # type: ignore[arg-type]
-        for w in range(workers)
+    shape: dict[str, Any] = {"images": images, "questions": questions, "seed": seed}
+    steps = Batches(data, shard=(0, shards), **shape).steps
+    position = epoch * steps
+    of_shards = [
+        list(islice(Batches(data, shard=(k, shards), position=position, **shape), steps))
+        for k in range(shards)
     ]
-    everything = list(chain(*of_workers))
+    everything = list(chain(*of_shards))
     assert flat(everything) == sorted(data.chosen.tolist())
     for batch in everything:
         assert batch.images.shape[0] == images
         assert all(len(column) == images * questions for column in batch[1:])
-        assert (batch.answers[batch.which == UNKNOWN] == UNKNOWN).all()
-    # Together they take, step by step, what a single worker takes who takes as much.
-    shared = {"images": images * workers, "questions": questions, "seed": seed}
-    alone = Batches(data, position=epoch * steps, **shared)  # type: ignore[arg-type]
-    for batch, *parts in zip(islice(alone, steps), *of_workers, strict=True):
-        assert torch.equal(batch.which, torch.cat([part.which for part in parts]))
+        filler = batch.which == UNKNOWN
+        for column in (batch.answers, batch.types):
+            assert (column[filler] == UNKNOWN).all()
+        assert not batch.programs[filler].any()
+        assert (batch.lengths > 0).all()  # a filler too is a question that a network can read
+    # Together they take, step by step, what a single one takes who takes as much, in turn.
+    shape["images"] *= shards
+    alone = Batches(data, position=position, **shape)
+    for batch, *parts in zip(islice(alone, steps), *of_shards, strict=True):
+        groups = [part.which.view(images, questions) for part in parts]
+        assert torch.equal(batch.which, torch.stack(groups, dim=1).flatten())
+    # And none is left with holes only while another has two groups of its own.
+    held = [
+        [(part.which.view(images, -1) != UNKNOWN).any(1).sum() for part in b] for b in of_shards
+    ]
+    for counts_of_step in zip(*held, strict=True):
+        assert max(counts_of_step) - min(counts_of_step) <= 1
 
 
 @settings(max_examples=40, deadline=None)
@@ -103,12 +116,12 @@ def test_resumed_anywhere_it_goes_on_as_if_never_stopped(
     counts: list[int], images: int, questions: int, stop: int, seed: int | None
 ) -> None:
     data = dataset(counts)
-    shape = {"images": images, "questions": questions, "seed": seed}
-    first = Batches(data, **shape)  # type: ignore[arg-type]
+    shape: dict[str, Any] = {"images": images, "questions": questions, "seed": seed}
+    first = Batches(data, **shape)
     for _ in islice(first, stop):
         pass
     assert first.position == stop
-    again = Batches(data, position=first.position, **shape)  # type: ignore[arg-type]
+    again = Batches(data, position=first.position, **shape)
     for ours, theirs in islice(zip(first, again, strict=True), 5):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert first.epoch == again.epoch == (stop + 5) // first.steps
@@ -124,7 +137,6 @@ def test_a_batch_holds_what_the_columns_say(features: bool) -> None:
             if features:
                 assert image.shape == (5, 3, 2)
             if number == UNKNOWN:
-                assert batch.lengths[b] > 0  # a filler is a question that a network can read
                 continue
             assert (image == data.rows[number] % 200).all()
             assert batch.questions[b].tolist() == q.tokens[number].tolist()
@@ -173,12 +185,12 @@ def test_batches_that_are_forgotten_hold_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"images": 0}, {"questions": 0}, {"worker": 1}, {"position": -1}]
+    "wrong", [{"images": 0}, {"questions": 0}, {"shard": (1, 1)}, {"position": -1}]
 )
-def test_batches_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
-    settings = {"images": 3, "questions": 2, "seed": 1, **wrong}
+def test_batches_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
+    settings: dict[str, Any] = {"images": 3, "questions": 2, "seed": 1, **wrong}
     with pytest.raises(ValueError, match="there is no batch"):
-        Batches(dataset([2, 2, 2]), **settings)  # type: ignore[arg-type]
+        Batches(dataset([2, 2, 2]), **settings)
 
 
 def test_without_a_seed_questions_come_in_order_of_images() -> None:
@@ -203,7 +215,8 @@ def test_subsets_nest_and_are_as_large_as_asked(
     few = data.subset(Subset(by, small, seed))  # type: ignore[arg-type]
     many = data.subset(Subset(by, large, seed))  # type: ignore[arg-type]
     assert set(few.chosen) <= set(many.chosen)
-    assert few.about["subset"] == {"by": by, "share": small, "seed": seed}
+    assert few.about["subsets"] == [{"by": by, "share": small, "seed": seed}]
+    assert len(few.subset(Subset("image", 1.0)).about["subsets"]) == 2
     if by == "question":
         assert len(few) == max(1, round(small * len(data)))
     else:
@@ -232,10 +245,10 @@ def test_rows_of_finds_images_and_says_which_are_not_there(
 @pytest.mark.parametrize("features", [False, True])
 def test_resident_and_streamed_batches_are_those_of_the_cpu(features: bool) -> None:
     data = dataset([10, 9, 10, 3] * 20, features=features)
-    shape = {"images": 7, "questions": 4, "seed": 3}
-    host = Batches(data, **shape)  # type: ignore[arg-type]
-    here = Batches(data, device="cuda", resident=True, **shape)  # type: ignore[arg-type]
-    with Batches(data, device="cuda", resident=False, **shape) as streamed:  # type: ignore[arg-type]
+    shape: dict[str, Any] = {"images": 7, "questions": 4, "seed": 3}
+    host = Batches(data, **shape)
+    here = Batches(data, device="cuda", resident=True, **shape)
+    with Batches(data, device="cuda", resident=False, **shape) as streamed:
         for a, b, c in islice(zip(host, here, streamed, strict=True), 40):
             for of_host, of_device, of_stream in zip(a, b, c, strict=True):
                 assert torch.equal(of_host, of_device.cpu())

@@ -43,7 +43,7 @@ def assert_same(some: list[Batch], others: list[Batch]) -> None:
 
 @pytest.fixture(scope="module")
 def blocks() -> list[Block]:
-    """The world itself, made without processes and threads."""
+    """The world itself, made without workers and threads."""
     with Stream(WORLD) as stream:
         return [next(stream) for _ in range(2)]
 
@@ -95,9 +95,9 @@ def test_going_on_is_as_if_never_stopped(unbroken: list[Batch], stop: int) -> No
     assert_same(take(1, position=batches.position), unbroken[stop : stop + 1])
 
 
-def test_processes_change_nothing_and_leave_nothing(unbroken: list[Batch]) -> None:
+def test_workers_change_nothing_and_leave_nothing(unbroken: list[Batch]) -> None:
     before = _children()
-    with EndlessBatches(WORLD, VOCABULARY, images=IMAGES, processes=2, position=3) as batches:
+    with EndlessBatches(WORLD, VOCABULARY, images=IMAGES, workers=2, position=3) as batches:
         assert_same([next(batches) for _ in range(4)], unbroken[3:])
         assert len(_children() - before) >= 2
     assert not _children() - before
@@ -117,8 +117,8 @@ def test_batches_may_be_larger_than_a_block(unbroken: list[Batch]) -> None:
 
 
 def test_workers_share_out_the_world(unbroken: list[Batch]) -> None:
-    (first,) = take(1, images=BLOCK, worker=0, workers=2)
-    (second,) = take(1, images=BLOCK, worker=1, workers=2)
+    (first,) = take(1, images=BLOCK, shard=(0, 2))
+    (second,) = take(1, images=BLOCK, shard=(1, 2))
     whole = columns([first, second])
     some = columns(unbroken)
     assert torch.equal(whole.images[: len(some.images)], some.images)
@@ -186,7 +186,7 @@ def test_a_failure_in_a_process_is_a_failure_here(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Encoder, "__reduce__", _broken)
     with (
         pytest.raises(RuntimeError, match="cannot be rebuilt"),
-        EndlessBatches(WORLD, VOCABULARY, images=IMAGES, processes=1) as batches,
+        EndlessBatches(WORLD, VOCABULARY, images=IMAGES, workers=1) as batches,
     ):
         next(batches)
 
@@ -218,7 +218,7 @@ def test_however_a_program_ends_nothing_stays_behind(ending: str, tmp_path: Path
             if __name__ == "__main__":
                 world = World(seed=1, width=24, height=16, questions_per_image=1)
                 vocabulary = Vocabulary.build(language())
-                batches = EndlessBatches(world, vocabulary, images=50, processes=1)
+                batches = EndlessBatches(world, vocabulary, images=50, workers=1)
                 next(batches)
                 print(pathlib.Path(f"/proc/self/task/{{os.getpid()}}/children").read_text())
                 {ENDINGS[ending]}
@@ -243,8 +243,8 @@ def test_however_a_program_ends_nothing_stays_behind(ending: str, tmp_path: Path
         pytest.fail(f"still there: {children}")
 
 
-@pytest.mark.parametrize("wrong", [{"images": 0}, {"position": -1}, {"worker": 2, "workers": 2}])
-def test_batches_that_there_are_not(wrong: dict[str, int]) -> None:
+@pytest.mark.parametrize("wrong", [{"images": 0}, {"position": -1}, {"shard": (2, 2)}])
+def test_batches_that_there_are_not(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="there is no"):
         take(1, **wrong)
 
@@ -262,7 +262,7 @@ def test_the_gpu_machine_needs_neither_msgspec_nor_an_argument_parser() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_a_graph_is_captured_while_the_thread_draws() -> None:
     world = World(seed=1, width=64, height=64)
-    with EndlessBatches(world, VOCABULARY, images=50, device="cuda", processes=2) as batches:
+    with EndlessBatches(world, VOCABULARY, images=50, device="cuda", workers=2) as batches:
         still = next(batches).images.clone()
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())

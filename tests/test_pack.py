@@ -114,9 +114,9 @@ def test_workers_pack_the_same_bytes(
 ) -> None:
     monkeypatch.setattr(packing, "AT_ONCE", 2)
     monkeypatch.setattr(packing, "FEW", 0)
-    split = find_split(made, "train")
-    alone = packing.pack_images(split, 20, 20, tmp_path / "alone", 0)
-    shared = packing.pack_images(split, 20, 20, tmp_path / "shared", 2)
+    paths = sorted((made / "images/train").iterdir())
+    alone = packing.pack_images(paths, 20, 20, tmp_path / "alone", 0)
+    shared = packing.pack_images(paths, 20, 20, tmp_path / "shared", 2)
     assert alone.arrays["images"].tobytes() == shared.arrays["images"].tobytes()
 
 
@@ -124,6 +124,7 @@ def test_a_missing_image_is_named_or_its_questions_left_out(world: Path, tmp_pat
     (world / "images/train/CLEVR_train_000004.png").unlink()
     with pytest.raises(InputError, match=r"6 of 7 images are there, 1 .*CLEVR_train_000004\.png"):
         packed(world, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("images-*"))  # it was said before any was decoded
     vocabulary = pack_vocabulary(world, "train", tmp_path / "cache")
     data = pack_split(
         find_split(world, "train"),
@@ -178,7 +179,7 @@ def test_a_vocabulary_that_grows_moves_no_id(made: Path, tmp_path: Path) -> None
 def test_questions_of_another_split_are_refused(world: Path, tmp_path: Path) -> None:
     val, train = (world / f"questions/CLEVR_{name}_questions.json" for name in ("val", "train"))
     shutil.copy(val, train)
-    with pytest.raises(InputError, match=r"it asks about CLEVR_val_000000\.png, which is not of"):
+    with pytest.raises(InputError, match=r"0 is about CLEVR_val_000000\.png, which is not of"):
         packed(world, tmp_path / "cache")
 
 
@@ -230,5 +231,5 @@ def test_the_communitys_questions_are_packed_as_they_are(made: Path, tmp_path: P
     theirs = pack_split(split, tmp_path, vocabulary, size=(WIDTH, HEIGHT))
     for name in vars(ours.questions):
         assert np.array_equal(getattr(theirs.questions, name), getattr(ours.questions, name)), name
-    with pytest.raises(InputError, match=r"questions\.h5: it holds numbers where questions"):
+    with pytest.raises(InputError, match=r"questions\.h5: it holds numbers; give the vocab\.json"):
         pack_vocabulary(tmp_path / "questions.h5", "train", tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from macnet.data.packed import create_array, fingerprint, open_pack, pack, write_rows
+from macnet.data.packed import (
+    _layout,
+    _open_array,
+    create_array,
+    fingerprint,
+    open_pack,
+    pack,
+    write_rows,
+)
 from macnet.errors import InputError
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -132,6 +141,37 @@ def test_a_damaged_pack_is_named(tmp_path: Path, damage: str) -> None:
         about.write_text("[]")
     with pytest.raises(InputError, match=str(tmp_path)):
         pack(tmp_path, "thing", {}, never)
+
+
+def test_an_array_larger_than_memory_opens(tmp_path: Path) -> None:
+    """As 28 GB of features do on a machine with less."""
+    pages = 3 * os.sysconf("SC_PHYS_PAGES")
+    shape = (pages, os.sysconf("SC_PAGE_SIZE"))
+    header, size = _layout(shape, np.dtype(np.uint8))
+    path = tmp_path / "values.npy"
+    path.write_bytes(header)
+    try:
+        os.truncate(path, len(header) + size)
+    except OSError:
+        pytest.skip("files cannot have holes here")
+    opened = _open_array(path, shape, np.dtype(np.uint8))
+    assert opened.shape == shape
+    assert opened[-1].max() == 0
+    opened[0, 0] = 1  # which torch wants to be possible, and which stays here
+    with path.open("rb") as file:
+        assert file.read(len(header) + 1) == header + b"\0"
+
+
+def test_what_killed_runs_left_is_swept_away(tmp_path: Path) -> None:
+    left, busy = tmp_path / ".images-0123.part", tmp_path / ".images-4567.part"
+    for part in (left, busy):
+        part.mkdir()
+        (part / "values.npy").write_bytes(b"half")
+    with busy.with_suffix(".lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        pack(tmp_path, "thing", {}, maker(np.zeros(3)))
+    assert not left.exists()
+    assert busy.exists()
 
 
 def _slow(cache: Path, log: Path) -> None:

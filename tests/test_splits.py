@@ -132,5 +132,5 @@ def test_an_incomplete_download() -> None:
     assert str(error.value) == (
         "CLEVR/images/train: 67,882 of 70,000 images are there, 2,118 are missing: "
         "CLEVR_train_000017.png, CLEVR_train_000170.png, CLEVR_train_001700.png, …; fetch them, "
-        "or leave out what q.json asks about them"
+        "or leave out what q.json asks about them (macnet pack --skip-missing)"
     )

@@ -61,11 +61,11 @@ def test_a_stream_is_its_world(unbroken: list[Block]) -> None:
 def test_going_on_is_as_if_never_stopped(unbroken: list[Block]) -> None:
     with Stream(WORLD) as stopped:
         next(stopped)
-    assert_same(take(1, start=stopped.position), unbroken[1:2])
+    assert_same(take(1, position=stopped.position), unbroken[1:2])
 
 
 def test_workers_change_nothing(unbroken: list[Block]) -> None:
-    assert_same(take(2, start=1, workers=2), unbroken[1:])
+    assert_same(take(2, position=1, workers=2), unbroken[1:])
 
 
 def test_the_rest_of_a_company_is_as_it_was_in_it(
@@ -73,7 +73,7 @@ def test_the_rest_of_a_company_is_as_it_was_in_it(
 ) -> None:
     monkeypatch.setitem(COMPANY, "cpu", 2)
     together = take(2)
-    assert_same(take(1, start=1), together[1:])
+    assert_same(take(1, position=1), together[1:])
     for block, alone in zip(together, unbroken, strict=False):
         assert_same([block._replace(images=alone.images)], [alone])
         assert (block.images.int() - alone.images.int()).abs().max() <= 1
@@ -86,7 +86,7 @@ def test_shards_share_out_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("macnet.clevr.world.make_questions", lambda *_: None)
     numbers = [[block.number for block in take(3, shard=(k, 2))] for k in range(2)]
     assert numbers == [[0, 1, 4], [2, 3, 6]]
-    assert [block.number for block in take(2, shard=(1, 2), start=1)] == [3, 6]
+    assert [block.number for block in take(2, shard=(1, 2), position=1)] == [3, 6]
 
 
 def _blank(scenes: np.ndarray, *_: object, **__: object) -> list[torch.Tensor]:
@@ -98,7 +98,7 @@ def words(asked: list[list[Question]]) -> int:
 
 
 def test_questions_are_encoded_where_they_are_made(unbroken: list[Block]) -> None:
-    (block,) = take(1, encode=words, workers=1, start=1)
+    (block,) = take(1, encode=words, workers=1, position=1)
     assert block.questions == words(unbroken[1].questions)
 
 
@@ -107,7 +107,7 @@ def test_questions_are_encoded_where_they_are_made(unbroken: list[Block]) -> Non
 def test_on_a_gpu_images_stay_there_and_going_on_is_exact() -> None:
     blocks = take(6, device="cuda", workers=2)
     assert all(block.images.is_cuda and block.objects.is_cuda for block in blocks)
-    assert_same(take(3, device="cuda", start=3), blocks[3:])
+    assert_same(take(3, device="cuda", position=3), blocks[3:])
 
 
 @pytest.mark.parametrize("other", [{"seed": 4}, {"condition": "A"}])
@@ -126,7 +126,7 @@ def test_a_condition_decides_the_colours(condition: Any) -> None:
     assert all(o.color in COGENT[condition][o.shape] for o in objects)
 
 
-@pytest.mark.parametrize("where", [{"start": -1}, {"shard": (2, 2)}, {"shard": (-1, 2)}])
+@pytest.mark.parametrize("where", [{"position": -1}, {"shard": (2, 2)}, {"shard": (-1, 2)}])
 def test_a_start_outside_the_stream_is_refused(where: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="there is no block"):
         Stream(WORLD, **where)

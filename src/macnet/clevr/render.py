@@ -92,7 +92,7 @@ def render(
 ) -> Rendering:
     """Pictures of scenes, with what each pixel shows and how much of each object is seen.
 
-    `compile` pays on CUDA for many thousands of pictures; it takes two minutes or so at first.
+    `compile` pays on CUDA for many thousands of pictures; it takes minutes at first.
     """
     if not len(scenes):
         raise ValueError("there is no scene to render")

@@ -102,6 +102,8 @@ def _scene_rng(world: World, split: str, index: int) -> random.Random:
 
 # --- the stream ------------------------------------------------------------------------------
 
+Encode = Callable[[list[list[Question]]], Any]
+
 
 class Block(NamedTuple):
     """250 images, and what is asked about them."""
@@ -121,15 +123,15 @@ class Block(NamedTuple):
 class Stream:
     """A split of a world in blocks, without an end.
 
-    It may be stopped anywhere: a new stream with `start=stream.position` goes on exactly as the
+    It may be stopped anywhere: a new stream with `position=stream.position` goes on exactly as the
     old one would have, to the byte. Neither depends on the number of workers. Several streams can
     share a split: with shard (k, n), a stream takes the k-th company of every n.
 
     Workers, if any, place objects and ask questions ahead of time. The device is used by the
     caller's thread alone, and only inside `next`, so it may capture graphs or train meanwhile.
     `encode` is called in the workers, with the questions of a block's images, and only what it
-    returns is sent back. `compile` makes rendering on CUDA several times faster, after a wait of
-    two or three minutes.
+    returns is sent back. `compile` makes rendering on CUDA several times faster, after
+    minutes of waiting.
     """
 
     def __init__(
@@ -137,19 +139,19 @@ class Stream:
         world: World,
         *,
         split: str = "train",
-        start: int = 0,
+        position: int = 0,
         shard: tuple[int, int] = (0, 1),
         device: torch.device | str = "cpu",
         workers: int = 0,
         encode: Encode | None = None,
         compile: bool = False,
     ) -> None:
-        if start < 0 or not 0 <= shard[0] < shard[1]:
-            raise ValueError(f"there is no block {start} of shard {shard[0]} of {shard[1]}")
+        if position < 0 or not 0 <= shard[0] < shard[1]:
+            raise ValueError(f"there is no block {position} of shard {shard[0]} of {shard[1]}")
         self.world, self.split, self.device = world, split, torch.device(device)
         self.encode, self.compile = encode, compile
-        self.position = start
-        """How many blocks were taken, those before the start included."""
+        self.position = position
+        """Blocks taken so far."""
 
         self._shard, self._company = shard, COMPANY[self.device.type]
         self._resources = ExitStack()
@@ -282,9 +284,6 @@ class _Making:
             indices = (first + self._hidden).tolist()
             return submit(_propose, *self._of_world, indices, self._rejected)
         return submit(_ask, *self._of_world, self.number, self.scenes, self._encode)
-
-
-Encode = Callable[[list[list[Question]]], Any]
 
 
 def _propose(world: World, split: str, indices: Sequence[int], rejected: int) -> np.ndarray:

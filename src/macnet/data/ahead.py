@@ -27,13 +27,14 @@ class Ahead(Generic[Tensors]):
     def __init__(
         self, items: Iterator[Tensors], device: torch.device | str, *, depth: int = 2
     ) -> None:
-        self._device = torch.device(device)
+        self._device = settled(device)
+        stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._made: queue.Queue[_Made[Tensors] | BaseException] = queue.Queue(depth)
         self._unwanted = threading.Event()
         # The thread knows the parts of this object but not the object, which can so be forgotten.
         thread = threading.Thread(
             target=_make,
-            args=(items, self._device, self._made, self._unwanted),
+            args=(items, stream, self._made, self._unwanted),
             name="ahead",
             daemon=True,
         )
@@ -65,6 +66,14 @@ class Ahead(Generic[Tensors]):
         self.close()
 
 
+def settled(device: torch.device | str) -> torch.device:
+    """The device that this thread means: to another thread, "cuda" may be another GPU."""
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 class _Made(NamedTuple, Generic[Tensors]):
     item: Tensors
     ready: torch.cuda.Event | None
@@ -72,12 +81,10 @@ class _Made(NamedTuple, Generic[Tensors]):
 
 def _make(
     items: Iterator[Tensors],
-    device: torch.device,
+    stream: torch.cuda.Stream | None,
     made: queue.Queue[_Made[Tensors] | BaseException],
     unwanted: threading.Event,
 ) -> None:
-    on_cuda = device.type == "cuda"
-
     def hand_over(result: _Made[Tensors] | BaseException) -> None:
         while not unwanted.is_set():
             try:
@@ -85,14 +92,10 @@ def _make(
             except queue.Full:
                 pass
 
-    stream = torch.cuda.Stream(device) if on_cuda else None
     try:
         with torch.cuda.stream(stream) if stream else nullcontext():
             for item in items:
-                ready = torch.cuda.Event() if on_cuda else None
-                if ready is not None:
-                    ready.record()
-                hand_over(_Made(item, ready))
+                hand_over(_Made(item, stream.record_event() if stream else None))
                 if unwanted.is_set():
                     return
         hand_over(StopIteration())

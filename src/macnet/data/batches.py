@@ -7,9 +7,9 @@
 Every question that counts comes once an epoch. An epoch draws, for each image, an order of its
 questions, cuts it into groups of G, and draws an order of all groups. Where a group is short of
 questions (CLEVR has images with nine), or the last step of groups, the holes are filled by
-repetitions that carry no answer and no number: every batch has the same shape, and every worker the
-same number of steps. Of W data-parallel workers, worker w takes the w-th N of each step's N·W
-groups: together they take what one worker with N·W would.
+repetitions of which nothing is known: every batch has the same shape. Data parallel, an epoch is
+shared by n shards: of each step's N·n groups, shard k takes the k-th of every n. Together they take
+what one of N·n would, all in as many steps, and share the holes of the last.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from macnet.data.ahead import Ahead
+from macnet.data.ahead import Ahead, settled
 from macnet.data.dataset import Dataset, random_order
-from macnet.data.questions import UNKNOWN
+from macnet.data.questions import UNKNOWN, side_by_side
+from macnet.data.vocab import PAD
 from macnet.progress import progress
 
 HOLE = -1  # in an order: no question here
@@ -44,14 +45,30 @@ class Batch(NamedTuple):
     lengths: Tensor
     """(B,) int64: words before the padding."""
     answers: Tensor
-    """(B,) int64; UNKNOWN in a test split."""
+    """(B,) int64; UNKNOWN in a test split, and of a filler."""
     types: Tensor
     """(B,) int64: which of `questions.TYPES`, UNKNOWN where there is no program."""
     programs: Tensor
     """(B, L) int64: prefix form in ids of `vocab.PROGRAM_TOKENS`; 0 is padding."""
     which: Tensor
-    """(B,) int64: which question of its set; UNKNOWN for a filler, which repeats another question
-    where a batch would have a hole, and whose answer is UNKNOWN too."""
+    """(B,) int64: which question of its set; UNKNOWN for a filler, which repeats another's words
+    where a batch would have a hole, and has neither answer, type nor program."""
+
+
+def batch_of(images: Tensor, table: Tensor, words: int, which: Tensor) -> Batch:
+    """Images, and rows of what `side_by_side` makes of questions with so many words."""
+    table, filler = table.long(), which == UNKNOWN
+    tokens, programs, rest = table.split((words, table.shape[1] - words - 3, 3), dim=1)
+    lengths, answers, types = rest.T.contiguous()
+    return Batch(
+        images,
+        tokens.contiguous(),
+        lengths,
+        answers.masked_fill(filler, UNKNOWN),
+        types.masked_fill(filler, UNKNOWN),
+        programs.masked_fill(filler[:, None], PAD),
+        which,
+    )
 
 
 class Order:
@@ -94,7 +111,8 @@ class Batches:
 
     `resident` puts all images on the device, so that a step copies nothing; without it they are
     read ahead and copied from pinned memory while the device works. If not told, it is done where
-    they take less than half of the memory that is free. On a CPU they stay memory-mapped.
+    they take less than half of the memory that is free. On a CPU they stay memory-mapped. Where a
+    thread reads ahead, a CUDA graph must be captured as `Ahead` says.
     """
 
     def __init__(
@@ -105,24 +123,20 @@ class Batches:
         questions: int,
         seed: int | None,
         device: torch.device | str = "cpu",
-        worker: int = 0,
-        workers: int = 1,
+        shard: tuple[int, int] = (0, 1),
         position: int = 0,
         resident: bool | None = None,
     ) -> None:
-        if not 0 <= worker < workers or min(images, questions) < 1 or position < 0:
+        k, n = shard
+        if not 0 <= k < n or min(images, questions) < 1 or position < 0:
             raise ValueError(
-                f"there is no batch {position} of {images}×{questions} for worker {worker} of "
-                f"{workers}"
+                f"there is no batch {position} of {images}×{questions} in shard {shard}"
             )
-        device = torch.device(device)
+        device = settled(device)
         self.position = position
         """Batches taken so far, over all epochs."""
         order = Order(
-            dataset.rows[dataset.chosen],
-            group=questions,
-            groups_per_step=images * workers,
-            seed=seed,
+            dataset.rows[dataset.chosen], group=questions, groups_per_step=images * n, seed=seed
         )
         self.steps = order.steps
         """Batches in an epoch."""
@@ -134,9 +148,8 @@ class Batches:
             if streamed
             else _Resident(dataset.images, device)
         )
-        mine = slice(worker * images, (worker + 1) * images)
         # What makes them does not know these batches, which can so be forgotten.
-        made = _Maker(dataset, order, mine, pictures, device).batches(position)
+        made = _Maker(dataset, order, slice(k, None, n), pictures, device).batches(position)
         self._source: Iterator[Batch] = Ahead(made, device) if streamed else made
 
     @property
@@ -174,7 +187,7 @@ class _Plan(NamedTuple):
 
 
 class _Maker:
-    """Makes one worker's batches."""
+    """Makes the batches of one shard."""
 
     def __init__(
         self,
@@ -186,12 +199,7 @@ class _Maker:
     ) -> None:
         self._dataset, self._order, self._mine = dataset, order, mine
         self._images, self._device = images, device
-        # All columns of all questions side by side, so that a batch of them is one gather.
-        q = dataset.questions
-        columns = [q.tokens, q.programs, *(c[:, None] for c in (q.lengths, q.answers, q.types))]
-        self._widths = [column.shape[1] for column in columns]
-        table = np.concatenate([column.astype(np.int16) for column in columns], axis=1)
-        self._table = torch.from_numpy(table).to(device)
+        self._table = torch.from_numpy(side_by_side(dataset.questions)).to(device)
 
     def batches(self, position: int) -> Iterator[Batch]:
         steps = self._order.steps
@@ -222,18 +230,9 @@ class _Maker:
         )
 
     def _batch(self, plan: _Plan, step: int) -> Batch:
-        taken = self._table.index_select(0, plan.questions[step]).long()
-        tokens, programs, lengths, answers, types = taken.split(self._widths, dim=1)
-        which = plan.which[step]
-        return Batch(
-            self._images.take(plan, step),
-            tokens.contiguous(),
-            lengths[:, 0].contiguous(),
-            answers[:, 0].masked_fill(which == UNKNOWN, UNKNOWN),
-            types[:, 0].contiguous(),
-            programs.contiguous(),
-            which,
-        )
+        table = self._table.index_select(0, plan.questions[step])
+        words = self._dataset.questions.tokens.shape[1]
+        return batch_of(self._images.take(plan, step), table, words, plan.which[step])
 
 
 def _fits(images: np.ndarray, device: torch.device) -> bool:

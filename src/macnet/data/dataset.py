@@ -68,7 +68,8 @@ class Dataset:
 
     def subset(self, rule: Subset) -> Self:
         kept = self.chosen[rule.choose(self.rows[self.chosen])]
-        return replace(self, chosen=kept, about={**self.about, "subset": vars(rule).copy()})
+        rules = [*self.about.get("subsets", []), vars(rule).copy()]
+        return replace(self, chosen=kept, about={**self.about, "subsets": rules})
 
 
 def random_order(count: int, seed: str) -> np.ndarray:

@@ -54,61 +54,58 @@ def pack_split(
     """
     refuse_huge(*size)
     questions = pack_questions(split, vocabulary, cache)
-    if split.images.is_file():
-        pictures = pack_features(split.images, cache)
-    else:
-        pictures = pack_images(split, *size, cache, workers)
     columns = Questions(**{f.name: questions.arrays[f.name] for f in fields(Questions)})
-    index = pictures.arrays["index"]
+    # What is missing is said before hours are spent on what is there.
+    if split.images.is_file():
+        index = np.arange(open_features(split.images).shape[0], dtype=np.int32)
+    else:
+        files = image_files(split.images, split.name)
+        index = np.array(sorted(files), np.int32)
     rows = rows_of(columns.images, index)
     chosen = np.flatnonzero(rows >= 0).astype(np.int32)
     if len(chosen) < len(rows) and not (skip_missing and len(chosen)):
         refuse_missing(split, columns.images.tolist(), index.tolist())
+    if split.images.is_file():
+        images = pack_features(split.images, cache)
+    else:
+        images = pack_images([files[i] for i in index.tolist()], *size, cache, workers)
     about = {
-        "questions": str(split.questions),
-        "images": str(pictures.about["source"]),
-        "packs": [pictures.folder.name, questions.folder.name],
+        "questions": str(split.questions.resolve()),
+        "images": str(split.images.resolve()),
+        "packs": [images.folder.name, questions.folder.name],
         "words": questions.about["words"],
         "left out": len(rows) - len(chosen),
     }
-    return Dataset(pictures.arrays["images"], columns, rows, chosen, vocabulary, about)
+    return Dataset(images.arrays["images"], columns, rows, chosen, vocabulary, about)
 
 
 # --- images ----------------------------------------------------------------------------------
 
 
-def pack_images(split: Split, width: int, height: int, cache: Path, workers: int) -> Pack:
-    """All pictures of a split: `images` (I, height, width, 3) uint8, and the `index` of each."""
-    files = image_files(split.images, split.name)
-    index = np.array(sorted(files), np.int32)
+def pack_images(paths: Sequence[Path], width: int, height: int, cache: Path, workers: int) -> Pack:
+    """Pictures: `images` (I, height, width, 3) uint8, in this order."""
 
     def make(out: Path) -> Mapping[str, Any]:
-        save_array(out / "index.npy", index)
         array = out / "images.npy"
-        start = create_array(array, (len(index), height, width, 3), np.dtype(np.uint8))
-        tasks = [
-            (i, [files[n] for n in index[i : i + AT_ONCE]]) for i in range(0, len(index), AT_ONCE)
-        ]
+        start = create_array(array, (len(paths), height, width, 3), np.dtype(np.uint8))
+        tasks = {i: paths[i : i + AT_ONCE] for i in range(0, len(paths), AT_ONCE)}
         with (
-            progress("packing", "images", len(index)) as advance,
-            pool(min(workers, len(tasks)) if len(index) > FEW else 0) as executor,
+            progress("packing", "images", len(paths)) as advance,
+            pool(min(workers, len(tasks)) if len(paths) > FEW else 0) as executor,
         ):
             futures = {
-                executor.submit(_pack_pictures, array, start, first, paths, width, height): len(
-                    paths
-                )
-                for first, paths in tasks
+                executor.submit(pack_pictures, array, start, first, few, width, height): len(few)
+                for first, few in tasks.items()
             }
             for future in as_completed(futures):
                 future.result()
                 advance(futures[future])
-        return {"source": str(split.images)}
+        return {}
 
-    recipe = {"size": [width, height], "source": fingerprint(files.values())}
-    return pack(cache, "images", recipe, make)
+    return pack(cache, "images", {"size": [width, height], "source": fingerprint(paths)}, make)
 
 
-def _pack_pictures(
+def pack_pictures(
     array: Path, start: int, first: int, paths: Sequence[Path], width: int, height: int
 ) -> None:
     for row, path in enumerate(paths, start=first):  # one at a time: they may be large
@@ -116,12 +113,11 @@ def _pack_pictures(
 
 
 def pack_features(path: Path, cache: Path) -> Pack:
-    """A file of features: `images` (I, H, W, C) float16, channels last, and the `index` of each."""
+    """A file of features: `images` (I, H, W, C) float16, channels last."""
 
     def make(out: Path) -> Mapping[str, Any]:
         file = open_features(path)
         count, channels, height, width = file.shape
-        save_array(out / "index.npy", np.arange(count, dtype=np.int32))
         array, half = out / "images.npy", np.dtype(np.float16)
         start = create_array(array, (count, height, width, channels), half)
         with progress("packing", "images", count) as advance:
@@ -130,7 +126,7 @@ def pack_features(path: Path, cache: Path) -> Pack:
                 _refuse_overflow(rows, path, first)
                 write_rows(array, start, first, rows.transpose(0, 2, 3, 1).astype(half))
                 advance(len(rows))
-        return {"source": str(path)}
+        return {}
 
     return pack(cache, "features", {"source": fingerprint([path])}, make)
 
@@ -167,6 +163,11 @@ def pack_vocabulary(
         path, kind = find_questions(root, training_split(split))
     except InputError as error:
         raise InputError(f"{error}; its words are wanted: give a --vocabulary") from None
+    if kind == "community":
+        raise InputError(
+            f"{path}: it holds numbers; give the vocab.json of their words as --vocabulary, and no "
+            "--at-least"
+        )
 
     def make(_: Path) -> Mapping[str, Any]:
         questions = read_questions(path, kind=kind)
@@ -192,7 +193,7 @@ def pack_questions(split: Split, vocabulary: Vocabulary, cache: Path) -> Pack:
         columns, words = _read(split, vocabulary)
         for field in fields(columns):
             save_array(out / f"{field.name}.npy", getattr(columns, field.name))
-        return {"source": str(split.questions), "words": words}
+        return {"words": words}
 
     recipe = {"vocabulary": vocabulary.to_record(), "source": fingerprint([split.questions])}
     return pack(cache, "questions", recipe, make)
@@ -205,16 +206,14 @@ def _read(split: Split, vocabulary: Vocabulary) -> tuple[Questions, str]:
         return columns, f"{len(columns):,} questions came as numbers, all in the vocabulary"
     tally = Tally()
     questions = read_questions(split.questions, kind=split.kind)
-    asked = questions[0].image_filename
-    if not asked.startswith(f"CLEVR_{split.name}_"):
-        raise InputError(f"{split.questions}: it asks about {asked}, which is not of {split.name}")
-    columns = collect(_rows(questions, vocabulary, tally, split.questions))
+    columns = collect(_rows(questions, vocabulary, tally, split))
     return columns, str(tally)
 
 
 def _rows(
-    questions: Iterable[Question], vocabulary: Vocabulary, tally: Tally, where: Path
+    questions: Iterable[Question], vocabulary: Vocabulary, tally: Tally, split: Split
 ) -> Iterator[Row]:
+    where, name = split.questions, f"CLEVR_{split.name}_"
     answers: dict[str | None, int] = {word: i for i, word in enumerate(vocabulary.answers)}
     answers[None] = UNKNOWN
     for number, question in enumerate(questions):
@@ -222,6 +221,11 @@ def _rows(
         if len(tokens) > MAX_WORDS:
             raise InputError(
                 f"{where}: question {number} has {len(tokens):,} words; {MAX_WORDS} is the most"
+            )
+        if not question.image_filename.startswith(name):
+            raise InputError(
+                f"{where}: question {number} is about {question.image_filename}, which is not of "
+                f"{split.name}"
             )
         program = b"" if question.program is None else _prefix(question.program)
         yield Row(tokens, answers[question.answer], program, question.image_index)

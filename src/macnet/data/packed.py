@@ -7,11 +7,13 @@ that is there is right. It is there whole or not at all, however many processes 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import io
 import json
 import math
+import mmap
 import os
 import shutil
 import sys
@@ -28,6 +30,7 @@ from macnet.errors import InputError
 
 FORMAT = 1  # raise it when the same recipe would give other bytes
 ABOUT = "about.json"
+MAP_NORESERVE = 0x4000  # of Linux; Python has no name for it before 3.13
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,7 @@ def pack(
     folder = cache / name
     if not folder.exists():
         cache.mkdir(parents=True, exist_ok=True)
+        _sweep(cache)
         with _locked(cache / f".{name}.lock"):
             if not folder.exists():  # or somebody else made it meanwhile
                 _make(folder, recipe, make)
@@ -79,6 +83,8 @@ def open_pack(folder: Path) -> Pack:
             for name, (*shape, dtype) in about["arrays"].items()
         }
     except (InputError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+            raise  # that is no fault of the pack
         raise InputError(
             f"{folder}: it is damaged ({error}); remove it, and it is made again"
         ) from None
@@ -126,8 +132,15 @@ def _open_array(path: Path, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.
     with path.open("rb") as file:
         if file.read(len(header)) != header or path.stat().st_size != len(header) + size:
             raise ValueError(f"{path.name} is not as it was written")
-    # Copy on write: nobody does, but torch warns of arrays that it could not write to.
-    return np.memmap(path, dtype, "c", offset=len(header), shape=shape)
+        # To be copied if written to: nobody does, but torch warns of arrays that it could not write
+        # to. No memory is set aside for that, or 28 GB of features would open only where as much
+        # is free.
+        flags = mmap.MAP_PRIVATE | (MAP_NORESERVE if sys.platform == "linux" else 0)
+        try:
+            content = mmap.mmap(file.fileno(), 0, flags, mmap.PROT_READ | mmap.PROT_WRITE)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+    return np.frombuffer(content, dtype, math.prod(shape), len(header)).reshape(shape)
 
 
 def _layout(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[bytes, int]:
@@ -164,6 +177,17 @@ def _make(
         if isinstance(error, OSError) and str(part) in str(error.filename or part):
             raise OSError(error.errno, error.strerror, str(folder)) from error
         raise
+
+
+def _sweep(cache: Path) -> None:
+    """Remove what runs that were killed have left: it may be large, and nobody else would."""
+    for part in cache.glob(".*.part"):
+        with part.with_suffix(".lock").open("wb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue  # it is being made
+            shutil.rmtree(part, ignore_errors=True)
 
 
 @contextmanager

@@ -61,6 +61,21 @@ class Questions:
         return len(self.tokens)
 
 
+def side_by_side(questions: Questions, words: int = 0, steps: int = 0) -> np.ndarray:
+    """(Q, S + L + 3) int16: tokens, programs, lengths, answers, types; a batch is then one gather.
+
+    The first two are at least so wide.
+    """
+    q = questions
+    wide = (_widened(q.tokens, words), _widened(q.programs, steps))
+    columns = (column[:, None] for column in (q.lengths, q.answers, q.types))
+    return np.concatenate([c.astype(np.int16) for c in (*wide, *columns)], axis=1)
+
+
+def _widened(column: np.ndarray, width: int) -> np.ndarray:
+    return np.pad(column, ((0, 0), (0, max(0, width - column.shape[1]))))
+
+
 def program_ids(prefix: Iterable[str]) -> bytes:
     """A program in prefix form, a byte to a step."""
     return bytes([_PROGRAM_ID[token] for token in prefix])

@@ -138,5 +138,5 @@ def refuse_missing(split: Split, asked: Iterable[int], there: Collection[int]) -
         raise InputError(
             f"{split.images}: {len(wanted) - len(missing):,} of {len(wanted):,} images are there, "
             f"{len(missing):,} are missing: {first}{', …' if missing[3:] else ''}; fetch them, or "
-            f"leave out what {split.questions.name} asks about them"
+            f"leave out what {split.questions.name} asks about them (macnet pack --skip-missing)"
         )

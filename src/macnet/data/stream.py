@@ -1,14 +1,14 @@
 """The generated world as a source of batches: each image once, without an end, and no disk.
 
-    if __name__ == "__main__":  # processes are spawned, and import this file again
+    if __name__ == "__main__":  # workers are spawned, and import this file again
         world, vocabulary = World(seed=1, width=128, height=128), Vocabulary.build(language())
         with EndlessBatches(
-            world, vocabulary, images=64, device="cuda", processes=15, compile=True
+            world, vocabulary, images=64, device="cuda", workers=15, compile=True
         ) as batches:
             for batch in batches:
                 ...
 
-Processes place objects, ask questions and look up their words; a thread draws the pictures, on a
+Workers place objects, ask questions and look up their words; a thread draws the pictures, on a
 CUDA stream of its own, while the caller learns from earlier ones.
 """
 
@@ -34,9 +34,9 @@ from macnet.clevr.families import (
 from macnet.clevr.program import to_prefix
 from macnet.clevr.questions import BLOCK, Question
 from macnet.clevr.world import COMPANY, Block, Stream, World
-from macnet.data.ahead import Ahead
-from macnet.data.batches import Batch
-from macnet.data.questions import UNKNOWN, Row, collect, program_ids
+from macnet.data.ahead import Ahead, settled
+from macnet.data.batches import Batch, batch_of
+from macnet.data.questions import UNKNOWN, Row, collect, program_ids, side_by_side
 from macnet.data.vocab import ANSWERS, TOKENISINGS, Vocabulary
 from macnet.errors import InputError
 
@@ -118,7 +118,7 @@ class Encoder:
         return cls(vocabulary, world.questions_per_image, words, _longest_program())
 
     def __call__(self, asked: list[list[Question]]) -> np.ndarray:
-        """(questions, words + steps + 3) int32: tokens, program, length, answer, type."""
+        """What `side_by_side` makes of them."""
         encode, answer = self.vocabulary.encode, self.vocabulary.answers.index
         rows = []
         for questions in asked:
@@ -128,23 +128,15 @@ class Encoder:
             ]
             filler = of_image[0]._replace(answer=UNKNOWN)
             rows += of_image + [filler] * (self.questions_per_image - len(of_image))
-        found = collect(rows)
-        table = np.zeros((len(rows), self.words + self.steps + 3), np.int32)
-        table[:, : found.tokens.shape[1]] = found.tokens
-        table[:, self.words : self.words + found.programs.shape[1]] = found.programs
-        table[:, -3:] = np.stack([found.lengths, found.answers, found.types], axis=1)
-        return table
+        return side_by_side(collect(rows), self.words, self.steps)
 
     def batch(self, block: Block) -> Batch:
         """A block as a batch of its own, on the device of its images."""
-        table = torch.from_numpy(block.questions).to(block.images.device).long()
-        tokens, programs, rest = table.split((self.words, self.steps, 3), dim=1)
-        lengths, answers, types = rest.T.contiguous()
-        first = block.number * len(table)
-        which = torch.arange(first, first + len(table), device=table.device)
-        which.masked_fill_(answers == UNKNOWN, UNKNOWN)
-        words = tokens.contiguous(), lengths, answers, types, programs.contiguous()
-        return Batch(block.images, *words, which)
+        device, first = block.images.device, block.number * len(block.questions)
+        table = torch.from_numpy(block.questions).to(device)
+        which = torch.arange(first, first + len(table), device=device)
+        which.masked_fill_(table[:, -2] == UNKNOWN, UNKNOWN)  # without an answer: a filler
+        return batch_of(block.images, table, self.words, which)
 
 
 # --- batches ---------------------------------------------------------------------------------
@@ -154,9 +146,10 @@ class EndlessBatches:
     """A split of a world in batches of so many images and all their questions, without an end.
 
     It may be stopped anywhere: with the same settings and `position=batches.position`, another
-    goes on exactly as this one would have, whatever the number of processes. Of W data-parallel
-    workers, each takes every W-th company of blocks: none takes what another does. Questions are
-    numbered (`which`) by their image, times the questions per image, and their place among those.
+    goes on exactly as this one would have, whatever the number of workers. Of n shards, data
+    parallel, the k-th takes the k-th company of blocks of every n: none takes what another does.
+    Questions are numbered (`which`) by their image, times the questions per image, and their place
+    among those.
 
     The device is used by a thread ahead of the caller: whoever captures a CUDA graph must do so
     with `capture_error_mode="thread_local"`, or the capture fails.
@@ -170,14 +163,14 @@ class EndlessBatches:
         images: int,
         split: str = "train",
         device: torch.device | str = "cpu",
-        processes: int = 0,
-        worker: int = 0,
-        workers: int = 1,
+        workers: int = 0,
+        shard: tuple[int, int] = (0, 1),
         position: int = 0,
         compile: bool = False,
     ) -> None:
         if images < 1 or position < 0:
             raise ValueError(f"there is no batch {position} of {images} images")
+        device = settled(device)
         self.position = position
         """Batches taken so far."""
         encoder = Encoder.of(world, vocabulary)
@@ -185,15 +178,15 @@ class EndlessBatches:
         self._stream = Stream(
             world,
             split=split,
-            start=block,
-            shard=(worker, workers),
+            position=block,
+            shard=shard,
             device=device,
-            workers=processes,
+            workers=workers,
             encode=encoder,
             compile=compile,
         )
         # Enough batches lie ready that none is missed while the next company is drawn.
-        depth = max(2, COMPANY[torch.device(device).type] * BLOCK // images)
+        depth = max(2, COMPANY[device.type] * BLOCK // images)
         cut = _cut(self._stream, encoder, images, skipped)
         self._source = Ahead(cut, device, depth=depth)
 
@@ -206,14 +199,14 @@ class EndlessBatches:
         return batch
 
     def close(self) -> None:
-        """End the processes and the thread. Batches that are left by a `with` are closed."""
+        """End the workers and the thread. Batches that are left by a `with` are closed."""
         self.__exit__(None, None, None)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        # In this order: without processes, the thread has nothing to wait for.
+        # In this order: without workers, the thread has nothing to wait for.
         self._stream.__exit__(*error)
         self._source.close()
 
