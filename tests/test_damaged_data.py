@@ -2,207 +2,26 @@
 
 from __future__ import annotations
 
-import errno
-import json
-import os
 import random
-import re
 import shutil
-import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import h5py
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from safetensors.torch import save_file
 
+from damages import damaged, mutated, resealed
 from macnet.clevr.pictures import read_picture
-from macnet.cli import main
 from macnet.data import extract as extraction
-from macnet.data.community import write_questions_h5, write_vocab_json
-from macnet.data.dataset import Dataset
 from macnet.data.extract import extract
 from macnet.data.features import open_features
-from macnet.data.pack import pack_split, pack_vocabulary
-from macnet.data.questions import TYPES, UNKNOWN
-from macnet.data.resnet import ResNet101, load_resnet
-from macnet.data.splits import find_split
-from macnet.data.vocab import ANSWERS, PROGRAM_TOKENS
+from macnet.data.resnet import load_resnet
 from macnet.errors import InputError
+from sound_data import HEIGHT, IMAGES, WIDTH, assert_sound, make_sound, packed, run
 
 SEEDS = range(40)  # of damages, for each kind of file
-WIDTH, HEIGHT = 12, 8
-
-
-# --- sound files -----------------------------------------------------------------------------
-
-
-def step(function: str, inputs: list[int], *values: str) -> dict[str, Any]:
-    return {"function": function, "inputs": inputs, "value_inputs": list(values)}
-
-
-COUNT = [step("scene", []), step("filter_color", [0], "red"), step("count", [1])]
-EXIST = [step("scene", []), step("filter_shape", [0], "cube"), step("exist", [1])]
-IMAGES = [f"CLEVR_train_{i:06d}.png" for i in range(3)]
-
-
-def asked(image: int, text: str, answer: str) -> dict[str, Any]:
-    return {
-        "image_index": image,
-        "image_filename": IMAGES[image],
-        "split": "train",
-        "question": text,
-        "answer": answer,
-    }
-
-
-PEOPLES = [asked(i, f"Could {i} balls hide behind the blob?", "no") for i in range(3)]
-RECORDS = [
-    {**record, "question_index": number, "question_family_index": 5, "program": program}
-    for number, (record, program) in enumerate(
-        pair
-        for i in range(3)
-        for pair in (
-            (asked(i, "How many red things are there?", str(i)), COUNT),
-            (asked(i, "Are there any cubes?", "yes"), EXIST),
-        )
-    )
-]
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One file of each kind there is, and `cache`, a pack of each kind."""
-    root = tmp_path_factory.mktemp("sound")
-    for folder in ("data/images/train", "data/questions", "humans"):
-        (root / folder).mkdir(parents=True)
-    for name, records in (
-        ("data/questions/CLEVR_train_questions.json", RECORDS),
-        ("humans/CLEVR-Humans-train.json", PEOPLES),
-    ):
-        (root / name).write_text(json.dumps({"info": {"split": "train"}, "questions": records}))
-    rng = np.random.default_rng(0)
-    for name in IMAGES:
-        noise = rng.integers(0, 256, (HEIGHT, WIDTH, 4), dtype=np.uint8)
-        Image.fromarray(noise).save(root / "data/images/train" / name)
-    values = rng.random((3, 4, 2, 3), np.float32)
-    with h5py.File(root / "features.h5", "w") as file:
-        file["features"] = values
-    with h5py.File(root / "chunked.h5", "w") as file:
-        file.create_dataset("features", data=values, chunks=(1, 4, 2, 3), compression="gzip")
-    dataset = packed(root / "data", root / "cache")
-    packed(root / "data", root / "cache", images=root / "features.h5")
-    dataset.vocabulary.save(root / "words.json")
-    write_vocab_json(root / "vocab.json", dataset.vocabulary)
-    write_questions_h5(root / "questions.h5", dataset.questions)
-    weights = {name: array.clone() for name, array in ResNet101(0).state_dict().items()}
-    torch.save(weights, root / "weights.pth")
-    save_file(weights, root / "weights.safetensors")
-    return root
-
-
-def packed(
-    data: Path, cache: Path, images: Path | None = None, vocabulary: Path | None = None
-) -> Dataset:
-    words = pack_vocabulary(data, "train", cache, vocabulary)
-    return pack_split(find_split(data, "train", images), cache, words, size=(WIDTH, HEIGHT))
-
-
-# --- damages ---------------------------------------------------------------------------------
-
-
-def damaged(content: bytes, rng: random.Random) -> bytes:
-    """As disks, networks and editors do it; half of the time where a file tells what it is."""
-    near = rng.choice([len(content), min(len(content), 1000)])
-    first, last = sorted(rng.choices(range(near + 1), k=2))
-    some = min(last, first + rng.choice([1, 4, 64, 1024]))
-    match rng.randrange(8):
-        case 0:
-            return content[:first]
-        case 1 | 2:
-            flipped = bytearray(content)
-            for place in rng.choices(range(near), k=rng.choice([1, 1, 3, 30])):
-                flipped[place] ^= 1 << rng.randrange(8)
-            return bytes(flipped)
-        case 3:
-            return content[:first] + bytes(some - first) + content[some:]
-        case 4:
-            return content[:first] + rng.randbytes(some - first) + content[some:]
-        case 5:
-            return content[some:last] + content[first:some] + content[:first] + content[last:]
-        case 6:
-            return content[:first] + content[some:]
-        case _:
-            return content + rng.choice([b"\0", b"\n{}", rng.randbytes(50), content])
-
-
-def resealed(content: bytes, rng: random.Random) -> bytes:
-    """A PNG of other chunks, whose checksums hold."""
-    chunks, place = [], 8
-    while place < len(content):
-        length = int.from_bytes(content[place : place + 4], "big")
-        chunks.append((content[place + 4 : place + 8], content[place + 8 : place + 8 + length]))
-        place += 12 + length
-    which = rng.randrange(len(chunks))
-    kind, data = chunks[which]
-    match rng.randrange(4):
-        case 0:
-            del chunks[which]
-        case 1:
-            chunks[which] = (kind, damaged(data, rng) if data else b"x")
-        case 2:
-            kind = rng.choice(b"PLTE tRNS acTL fcTL iCCP zTXt gAMA IDAT zzzz".split())
-            chunks.insert(which, (kind, rng.randbytes(rng.choice([0, 3, 26, 300]))))
-        case _:  # width, height, depth, kind of pixels, three more
-            sides = [rng.choice([0, 1, 9, 20_000, 2**31]).to_bytes(4, "big") for _ in range(2)]
-            form = [rng.choice([1, 4, 8, 16]), rng.randrange(8), 0, 0, rng.randrange(2)]
-            chunks[0] = (b"IHDR", b"".join(sides) + bytes(form))
-    sealed = (
-        len(data).to_bytes(4, "big") + kind + data + zlib.crc32(kind + data).to_bytes(4, "big")
-        for kind, data in chunks
-    )
-    return content[:8] + b"".join(sealed)
-
-
-STRANGE: list[Any] = [
-    None, True, -1, 0, 1.5, 7, 2**31, 10**30, 1e308, float("nan"), float("inf"), "", " ", "a\nb",
-    "\x1b[2J", "é" * 9000, "\ud800", "no", "scene", "CLEVR_train_000002.png", "../x.png", [], {},
-    [[]], [0], [1, 2], {"a": 1}, [None], " ".join(map(str, range(300))),
-    " ".join(map(str, range(40_000))), json.loads("[" * 400 + "]" * 400),
-]  # fmt: skip
-
-
-def mutated(content: bytes, rng: random.Random) -> bytes:
-    """As programs do it that write JSON of another kind: it stays JSON, mostly."""
-    root = [json.loads(content)]
-    holder: Any = root
-    while True:
-        keys = list(holder) if isinstance(holder, dict) else range(len(holder))
-        key = rng.choice(list(keys))
-        below = holder[key]
-        if not isinstance(below, dict | list) or not below or rng.random() < 0.1:
-            break
-        holder = below
-    match rng.randrange(5):
-        case 0 if len(holder) > 1 or holder is not root:
-            del holder[key]
-        case 1 if isinstance(holder, list):
-            holder.insert(key, below)
-        case 2 if isinstance(holder, dict):
-            holder[rng.choice(["", "x\ny", "answer", *keys])] = holder.pop(key)
-        case _:
-            holder[key] = rng.choice(STRANGE)
-    text = json.dumps(root[0] if root else None)
-    if rng.random() < 0.05:
-        text = text.replace("[", "[" * 100_000, 1)
-    return text.encode()
-
-
-# --- what becomes of them --------------------------------------------------------------------
 
 
 class Case(NamedTuple):
@@ -228,7 +47,11 @@ SAME_KIND = [
     {CASES[a].file, CASES[b].file}
     for a, b in (*((name, name) for name in CASES), ("features", "chunked"), ("words", "vocab"))
 ]
-PROGRESS = re.compile(r"(packing|extracted) \d+/\d+, .*")
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_sound(tmp_path_factory.mktemp("sound"))
 
 
 @pytest.fixture(autouse=True)
@@ -239,38 +62,8 @@ def here(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(capfd: pytest.CaptureFixture[str], command: str) -> str | None:
-    """What is said if a command refuses; None if it succeeds."""
-    code = main(command.split())
-    captured = capfd.readouterr()
-    lines = [line for line in captured.err.split("\n")[:-1] if not PROGRESS.fullmatch(line)]
-    if code == 0:
-        assert lines == []
-        return None
-    assert code == 2
-    assert captured.out == ""
-    (line,) = lines
-    assert line.startswith("macnet: ")
-    assert line.isprintable()
-    assert len(line) < 600
-    return line
-
-
-def assert_sound(data: Dataset) -> None:
-    q = data.questions
-    assert (q.tokens < len(data.vocabulary)).all()
-    assert (q.lengths > 0).all()
-    assert np.array_equal(q.lengths, (q.tokens != 0).sum(axis=1))
-    assert ((q.answers >= UNKNOWN) & (q.answers < len(ANSWERS))).all()
-    assert ((q.types >= UNKNOWN) & (q.types < len(TYPES))).all()
-    assert (q.programs < len(PROGRAM_TOKENS)).all()
-    assert ((data.rows >= 0) & (data.rows < len(data.images))).all()
-    assert np.isfinite(data.images).all()
-    assert len(data) == len(q) > 0
-
-
 def refusal(attempt: Callable[[], object]) -> str | None:
-    """The same of something that is no command."""
+    """What is said by something that is no command; None if it succeeds."""
     try:
         attempt()
     except InputError as error:
@@ -417,172 +210,3 @@ def test_another_thing_in_its_place(
             file.rmdir()
         file.write_bytes(contents[case.file])
         shutil.rmtree("new", ignore_errors=True)
-
-
-# --- the cases one meets ---------------------------------------------------------------------
-
-QUESTIONS = Path("data/questions/CLEVR_train_questions.json")
-FOLDER = Path("data/images/train")
-
-
-def rewritten(change: Callable[[list[dict[str, Any]]], object]) -> None:
-    content = json.loads(QUESTIONS.read_text())
-    change(content["questions"])
-    QUESTIONS.write_text(json.dumps(content))
-
-
-def written(values: np.ndarray) -> None:
-    with h5py.File("features.h5", "w") as file:
-        file["features"] = values
-
-
-def features(one: float = 1.0) -> np.ndarray:
-    values = np.ones((3, 4, 2, 3), np.float32)
-    values[1, 2, 0, 1] = one
-    return values
-
-
-MET: dict[str, tuple[Callable[[], object], str, str]] = {
-    "missing images": (
-        lambda: [(FOLDER / name).unlink() for name in IMAGES[1:]],
-        "data",
-        f"{FOLDER}: 1 of 3 images are there, 2 are missing: {IMAGES[1]}, {IMAGES[2]}; fetch them,",
-    ),
-    "no image at all": (
-        lambda: [(FOLDER / name).unlink() for name in IMAGES],
-        "data",
-        f"{FOLDER}: it holds no images named as CLEVR_train_000000.png is",
-    ),
-    "a truncated picture": (
-        lambda: os.truncate(FOLDER / IMAGES[2], 90),
-        "data",
-        f"{FOLDER / IMAGES[2]}: it cannot be read as an image (Truncated File Read)",
-    ),
-    "truncated features": (
-        lambda: os.truncate("features.h5", 2100),
-        "data --images features.h5",
-        "features.h5: not HDF5, or damaged or cut short (",
-    ),
-    "features of another shape": (
-        lambda: written(np.ones((3, 24), "f4")),
-        "data --images features.h5",
-        "features.h5: 'features' has the shape (3, 24); (images, channels, height, width) is",
-    ),
-    "NaN in features": (
-        lambda: written(features(np.nan)),
-        "data --images features.h5",
-        "features.h5: row 1 of 'features' holds NaN or infinity",
-    ),
-    "features of fewer images": (
-        lambda: written(features()[:2]),
-        "data --images features.h5",
-        f"features.h5: 2 of 3 images are there, 1 are missing: {IMAGES[2]}; fetch them, or leave",
-    ),
-    "truncated questions": (
-        lambda: os.truncate("questions.h5", 2000),
-        "questions.h5 --images features.h5 --vocabulary vocab.json",
-        "questions.h5: not HDF5, or damaged or cut short (",
-    ),
-    "features for questions": (
-        lambda: None,
-        "features.h5 --images features.h5 --vocabulary vocab.json",
-        'features.h5: it has no "questions"; is this a file of questions?',
-    ),
-    "a question about an absent image": (
-        lambda: rewritten(
-            lambda q: q[3].update(image_index=7, image_filename="CLEVR_train_000007.png")
-        ),
-        "data",
-        f"{FOLDER}: 3 of 4 images are there, 1 are missing: CLEVR_train_000007.png; fetch them,",
-    ),
-    "an index twice": (
-        lambda: rewritten(lambda q: q[3].update(question_index=1)),
-        "data",
-        f'{QUESTIONS}: 2 of its questions have the "question_index" 1',
-    ),
-    "an image twice": (
-        lambda: shutil.copy(FOLDER / IMAGES[0], FOLDER / "CLEVR_train_0000000.png"),
-        "data",
-        f"{FOLDER}: CLEVR_train_000000.png and CLEVR_train_0000000.png are both image 0",
-    ),
-    "JSON cut in the middle": (
-        lambda: os.truncate(QUESTIONS, 1000),
-        "data",
-        f"{QUESTIONS}: not JSON, or cut short at byte 1,000 (",
-    ),
-    "people's questions for CLEVR's": (
-        lambda: shutil.copy("humans/CLEVR-Humans-train.json", QUESTIONS),
-        "data",
-        f'{QUESTIONS}: question 0: it has no "question_index"; is this CLEVR-Humans?',
-    ),
-    "CLEVR's questions for people's": (
-        lambda: shutil.copy(QUESTIONS, "humans/CLEVR-Humans-train.json"),
-        "humans --images data",
-        'humans/CLEVR-Humans-train.json: question 0: it has a "question_index"; is this CLEVR?',
-    ),
-    "people's questions without images": (
-        lambda: None,
-        "humans",
-        "humans: these come without images; say with --images where CLEVR's are",
-    ),
-    "no dataset": (
-        lambda: None,
-        "cache",
-        "cache: not a dataset; it has neither questions/CLEVR_train_questions.json nor",
-    ),
-    "no folder": (lambda: None, "nowhere", "nowhere: there is no such folder; give the folder of"),
-    "no such split": (
-        lambda: None,
-        "data --split val",
-        "data: it has no split 'val'; it has train",
-    ),
-    "a size that no memory would hold": (
-        lambda: None,
-        "data --size 24x4097",
-        "--size is 24x4097; neither may be more than 4096",
-    ),
-    "no vocabulary": (
-        lambda: None,
-        "data --vocabulary x.json",
-        "x.json: there is no such file",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", MET)
-def test_what_is_said_of(case: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    damage, arguments, expected = MET[case]
-    damage()
-    before = {path for path in here.rglob("*") if "new" not in path.parts}
-    said = run(capfd, f"pack {arguments} new")
-    assert said is not None
-    assert said.startswith(f"macnet: {expected}")
-    assert before == {path for path in here.rglob("*") if "new" not in path.parts}
-    assert not list(here.glob("new/.*.part"))
-
-
-@pytest.mark.parametrize("call", ["posix_fallocate", "pwrite"])
-def test_a_disk_that_is_full_at_any_moment(
-    call: str, here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, room = getattr(os, call), 0
-
-    def until_full(*arguments: Any) -> Any:
-        nonlocal room
-        if not room:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        room -= 1
-        return real(*arguments)
-
-    monkeypatch.setattr(os, call, until_full)
-    for moment in range(20):
-        room = moment
-        said = run(capfd, f"pack data new --size {WIDTH}x{HEIGHT}")
-        assert not list(here.glob("new/.*.part"))
-        if said is None:
-            break
-        kind = "questions" if moment < 6 else "images"  # so many arrays questions have
-        assert re.match(rf"macnet: new/{kind}-\w+: no space left; make room, and the same", said)
-        shutil.rmtree("new")
-    assert moment >= 8
-    assert_sound(packed(here / "data", here / "new"))
