@@ -22,8 +22,8 @@ from macnet.data.questions import TYPES, UNKNOWN
 from macnet.data.stream import Encoder, EndlessBatches, language
 from macnet.data.vocab import ANSWERS, PROGRAM_TOKENS, TOKENISINGS, Vocabulary
 from macnet.errors import InputError
+from real_clevr import real_clevr
 
-REFERENCE = Path(__file__).parents[2] / "shared" / "reference"
 WORLD = World(seed=5, width=24, height=16, questions_per_image=2)
 VOCABULARY = Vocabulary.build(language())
 IMAGES = 70  # to a batch: a block ends within the fourth
@@ -137,9 +137,8 @@ def test_no_question_says_more_than_the_language_does(tokenising: str, blocks: l
     assert max(map(len, asked)) <= max(map(len, known))
 
 
-@pytest.mark.skipif(not REFERENCE.exists(), reason="the reference files are not here")
 def test_the_world_says_nothing_that_clevr_does_not() -> None:
-    published = Vocabulary.load(REFERENCE / "clevr_vocab.json")
+    published = Vocabulary.load(real_clevr("clevr_vocab.json"))
     assert Encoder.of(WORLD, published).words == 50
     own = Vocabulary.build(language(), published.tokenising)
     # What is left is the empty word, which stands where a template has two spaces.

@@ -203,6 +203,16 @@ def test_features_are_packed_in_half_precision(made: Path, tmp_path: Path) -> No
     assert np.array_equal(batch.images, values.astype(np.float16))
 
 
+def test_features_of_another_split_are_refused(made: Path, tmp_path: Path) -> None:
+    features(tmp_path / "val.h5")
+    with h5py.File(tmp_path / "val.h5", "r+") as file:
+        file.attrs["split"] = "val"  # as `macnet extract` writes it
+    vocabulary = pack_vocabulary(made, "train", tmp_path)
+    split = find_split(made, "train", tmp_path / "val.h5")
+    with pytest.raises(InputError, match=r"val\.h5: these are features of 'val', not of train"):
+        pack_split(split, tmp_path, vocabulary, size=(WIDTH, HEIGHT))
+
+
 def test_features_of_too_few_images_are_refused(made: Path, tmp_path: Path) -> None:
     features(tmp_path / "train.h5", (5, 6, 2, 3))
     vocabulary = pack_vocabulary(made, "train", tmp_path)

@@ -8,8 +8,10 @@ even killed, goes on from that count. The file gets its name when it is complete
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,6 +58,7 @@ def extract(
     """
     paths = _without_gaps(images)
     settings = {
+        "split": paths[0].name.removeprefix("CLEVR_").rpartition("_")[0],
         "images": len(paths),
         "stage": len(network.stages),
         "normalisation": normalisation,
@@ -183,12 +186,13 @@ class _Unfinished:
 
     def finish(self) -> None:
         self._keep_count()
-        with h5py.File(self.part, "r+") as file:
-            file.attrs.update(self.settings)
-            file.attrs["pictures"] = _hash(self.pictures)
-            versions = [found.version for found in metadata.distributions(name="macnet")]
-            file.attrs["macnet"] = versions[0] if versions else "not installed"
-        to_disk(self.part)
+        pictures = np.bytes_(_hash(self.pictures))
+        with open_hdf5(self.part) as file:
+            changed = file.attrs["pictures"] != pictures
+        if changed:  # one that was broken has been replaced since
+            with _written_by_library(self.part), h5py.File(self.part, "r+") as file:
+                file.attrs.modify("pictures", pictures)
+            to_disk(self.part)
         self.part.replace(self.out)
         shutil.rmtree(self.folder)
 
@@ -201,7 +205,12 @@ class _Unfinished:
         layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
         layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
         layout.set_obj_track_times(False)  # the same features are the same to the byte
-        with h5py.File(self.part, "w") as file:
+        versions = [found.version for found in metadata.distributions(name="macnet")]
+        with _written_by_library(self.part), h5py.File(self.part, "w") as file:
+            # What there is to say comes first, so that nothing is left to the library for later.
+            file.attrs.update(self.settings)
+            file.attrs["pictures"] = np.bytes_(_hash(self.pictures))  # which has a fixed size
+            file.attrs["macnet"] = versions[0] if versions else "not installed"
             array = h5py.h5d.create(file.id, NAMES[0].encode(), dtype, space, layout)
             self.offset = array.get_offset()
         with self.part.open("r+b") as file:
@@ -221,11 +230,22 @@ class _Unfinished:
         self.counted = time.monotonic()
 
 
+@contextmanager
+def _written_by_library(path: Path) -> Iterator[None]:
+    """Whatever it raises, of several kinds, is the disk's fault; the number is in its text."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        found = re.search(r"errno = (\d+)", str(error))
+        number = int(found[1]) if found else getattr(error, "errno", None) or errno.EIO
+        raise OSError(number, os.strerror(number), str(path)) from None
+
+
 def _refuse_another(out: Path, settings: Mapping[str, Any]) -> None:
     if out.is_dir():
         raise InputError(f"{out}: this is a folder; give the name of a file, such as train.h5")
     with open_hdf5(out) as file:
-        found = dict(file.attrs)
+        found = {k: v.decode() if isinstance(v, bytes) else v for k, v in file.attrs.items()}
     if "macnet" not in found:
         raise InputError(f"{out}: it is there already, and not made by this command; give another")
     _refuse_difference(out, found, settings, "give another file")

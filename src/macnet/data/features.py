@@ -25,6 +25,8 @@ class FeatureFile:
     name: str  # of the array
     shape: tuple[int, int, int, int]
     dtype: np.dtype[Any]
+    split: str | None
+    """Of the images; files of others do not tell."""
 
     def rows(self, start: int, stop: int) -> np.ndarray:
         """(stop − start, C, H, W): the features of these images, which are all finite."""
@@ -56,6 +58,7 @@ def open_features(path: Path) -> FeatureFile:
             raise InputError(f"{path}: {name!r} is no array")
         shape: Any = array.shape or ()
         dtype, whole = array.dtype, _is_whole(array)
+        split = file.attrs.get("split")
     if dtype.kind != "f" or dtype.itemsize not in (2, 4):
         raise InputError(f"{path}: {name!r} is of {dtype}; float16 or float32 is expected")
     if len(shape) != 4 or 0 in shape or np.prod(shape[1:], dtype=float) * 4 > MAX_ROW:
@@ -65,7 +68,8 @@ def open_features(path: Path) -> FeatureFile:
         )
     if not whole:
         raise InputError(f"{path}: {name!r} was not written to its end; make the file again")
-    return FeatureFile(path, name, shape, dtype.newbyteorder("="))
+    split = None if split is None else str(split)
+    return FeatureFile(path, name, shape, dtype.newbyteorder("="), split)
 
 
 def _is_whole(array: h5py.Dataset) -> bool:

@@ -57,7 +57,12 @@ def pack_split(
     columns = Questions(**{f.name: questions.arrays[f.name] for f in fields(Questions)})
     # What is missing is said before hours are spent on what is there.
     if split.images.is_file():
-        index = np.arange(open_features(split.images).shape[0], dtype=np.int32)
+        features = open_features(split.images)
+        if features.split not in (None, split.name):
+            raise InputError(
+                f"{split.images}: these are features of {features.split!r:.40}, not of {split.name}"
+            )
+        index = np.arange(features.shape[0], dtype=np.int32)
     else:
         files = image_files(split.images, split.name)
         index = np.array(sorted(files), np.int32)
