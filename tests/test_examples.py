@@ -101,7 +101,7 @@ def test_the_batches_of_the_readme_run(tmp_path: Path) -> None:
 
 
 def test_the_stream_of_the_readme_runs() -> None:
-    block = readme("EndlessBatches").replace('"cuda", processes=15', '"cpu", processes=0')
+    block = readme("EndlessBatches").replace('"cuda", workers=15', '"cpu", workers=0')
     block = block.replace("compile=True", "compile=False").replace("=128", "=32")
     block = block.replace("...", "print(tuple(batch.images.shape), len(batch.questions)); break")
     assert python("-c", block) == "(64, 32, 32, 3) 640\n"
