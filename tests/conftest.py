@@ -1,6 +1,8 @@
 """For all tests."""
 
+import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,3 +16,19 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_runtest_setup() -> None:
     """Before each test and its fixtures: on a busy machine, torch's threads crawl."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset in every kind of file there is."""
+    from sound_data import make_sound
+
+    return make_sound(tmp_path_factory.mktemp("sound"))
+
+
+@pytest.fixture
+def here(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder: a copy of all that, to be damaged."""
+    shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -19,7 +19,7 @@ from macnet.data.extract import extract
 from macnet.data.features import open_features
 from macnet.data.resnet import load_resnet
 from macnet.errors import InputError
-from sound_data import HEIGHT, IMAGES, WIDTH, assert_sound, make_sound, packed, run
+from sound_data import HEIGHT, IMAGES, WIDTH, assert_sound, packed, run
 
 SEEDS = range(40)  # of damages, for each kind of file
 
@@ -47,19 +47,6 @@ SAME_KIND = [
     {CASES[a].file, CASES[b].file}
     for a, b in (*((name, name) for name in CASES), ("features", "chunked"), ("words", "vocab"))
 ]
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_sound(tmp_path_factory.mktemp("sound"))
-
-
-@pytest.fixture(autouse=True)
-def here(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of everything, to be damaged."""
-    shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def refusal(attempt: Callable[[], object]) -> str | None:

@@ -17,23 +17,10 @@ import numpy as np
 import pytest
 
 from macnet.data.questions import Questions
-from sound_data import HEIGHT, IMAGES, WIDTH, assert_sound, make_sound, packed, run
+from sound_data import HEIGHT, IMAGES, WIDTH, assert_sound, packed, run
 
 QUESTIONS = Path("data/questions/CLEVR_train_questions.json")
 FOLDER = Path("data/images/train")
-
-
-@pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_sound(tmp_path_factory.mktemp("sound"))
-
-
-@pytest.fixture(autouse=True)
-def here(sound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of everything."""
-    shutil.copytree(sound, tmp_path, dirs_exist_ok=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def rewritten(change: Callable[[list[dict[str, Any]]], object]) -> None:

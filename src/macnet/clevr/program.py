@@ -100,11 +100,12 @@ OPERATIONS: Mapping[str, Callable[..., Outcome]] = {
 }
 
 
-VALUES_OF: Mapping[str, tuple[str, ...]] = {
-    "relate": RELATIONS,
-    **{f"filter_{name}": values for name, values in ATTRIBUTES.items()},
+VALUES_OF: Mapping[str, list[tuple[str, ...]]] = {
+    **{function: [()] for function in OPERATIONS},
+    "relate": [(relation,) for relation in RELATIONS],
+    **{f"filter_{name}": [(value,) for value in values] for name, values in ATTRIBUTES.items()},
 }
-"""The values that a function takes one of; the others take none."""
+"""Of every function, all that its `value_inputs` may be."""
 
 
 def execute(program: Iterable[Mapping[str, Any]], facts: Facts) -> str:
@@ -171,7 +172,7 @@ def to_prefix(program: Sequence[Mapping[str, Any]]) -> list[str]:
     """Root first, then each input's tokens in turn."""
 
     def walk(node: Mapping[str, Any]) -> Iterable[str]:
-        yield _token(node)
+        yield token_of(node["function"], node["value_inputs"])
         for i in node["inputs"]:
             yield from walk(program[i])
 
@@ -184,7 +185,7 @@ def to_postfix(program: Sequence[Mapping[str, Any]]) -> list[str]:
     def walk(node: Mapping[str, Any]) -> Iterable[str]:
         for i in node["inputs"]:
             yield from walk(program[i])
-        yield _token(node)
+        yield token_of(node["function"], node["value_inputs"])
 
     return list(walk(program[-1]))
 
@@ -227,6 +228,5 @@ def node(function: str, inputs: list[int], values: list[str]) -> Node:
     return {"function": function, "inputs": inputs, "value_inputs": values}
 
 
-def _token(node: Mapping[str, Any]) -> str:
-    values = node["value_inputs"]
-    return f"{node['function']}[{values[0]}]" if values else str(node["function"])
+def token_of(function: str, values: Sequence[str]) -> str:
+    return f"{function}[{values[0]}]" if values else function

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Answer = str
 else:  # words the decoder knows: any other is an error, and each is one string, however often read
     Function = Literal[tuple(OPERATIONS)]
-    Value = Literal[tuple(chain(*VALUES_OF.values()))]
+    Value = Literal[tuple(chain(*chain(*VALUES_OF.values())))]
     Answer = Literal[tuple(chain(*map(possible_answers, COLUMN_OF)))]
 
 Index = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -213,11 +213,12 @@ class _Nodes(dict[bytes, Node]):
 
     def __missing__(self, json: bytes) -> Node:
         node = _NODE.decode(json)
-        function, values = node.function, VALUES_OF.get(node.function)
+        function = node.function
         if len(node.inputs) != arity(function):
             raise ValueError(f'"{function}" takes {arity(function)} inputs, not {len(node.inputs)}')
-        if node.value_inputs not in ([(value,) for value in values] if values else [()]):
-            wanted = "one of " + ", ".join(values) if values else "no value"
+        if node.value_inputs not in VALUES_OF[function]:
+            values = ", ".join(chain(*VALUES_OF[function]))
+            wanted = f"one of {values}" if values else "no value"
             given = ", ".join(node.value_inputs) or "none"
             raise ValueError(f'"{function}" takes {wanted}; it was given {given}')
         self[json] = node

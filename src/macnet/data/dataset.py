@@ -1,6 +1,6 @@
 """A split that is ready to learn from: its images, its questions, and which of them count.
 
-Everything here is memory-mapped; nothing is read before it is used.
+Images and questions are memory-mapped: nothing of them is read before it is used.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from macnet.clevr.pictures import read_picture
+from macnet.clevr.program import VALUES_OF, token_of
 from macnet.clevr.render import refuse_huge
 from macnet.data.clevr import Node, Question, read_questions
 from macnet.data.community import read_questions_h5
@@ -29,7 +30,7 @@ from macnet.data.splits import (
     refuse_missing,
     training_split,
 )
-from macnet.data.vocab import MAX_WORDS, PROGRAM_TOKENS, SPECIALS, Tally, Vocabulary
+from macnet.data.vocab import MAX_WORDS, SPECIALS, Tally, Vocabulary
 from macnet.errors import InputError
 from macnet.progress import progress
 from macnet.workers import pool
@@ -246,7 +247,7 @@ def _prefix(program: Sequence[Node]) -> bytes:
 
 
 _TOKEN: Mapping[tuple[str, tuple[str, ...]], bytes] = {
-    (function, (value.rstrip("]"),) if value else ()): program_ids([token])
-    for token in PROGRAM_TOKENS[len(SPECIALS) :]
-    for function, _, value in [token.partition("[")]
+    (function, values): program_ids([token_of(function, values)])
+    for function in VALUES_OF
+    for values in VALUES_OF[function]
 }

@@ -17,7 +17,7 @@ from pathlib import Path
 from reprlib import repr as shown  # which no file can make longer than a sentence
 from typing import Any, Self
 
-from macnet.clevr.program import COLUMN_OF, OPERATIONS, VALUES_OF, possible_answers
+from macnet.clevr.program import COLUMN_OF, VALUES_OF, possible_answers, token_of
 from macnet.disk import read_json, write_json
 from macnet.errors import InputError
 
@@ -30,11 +30,7 @@ MAX_WORDS = 255
 ANSWERS = tuple(sorted({answer for last in COLUMN_OF for answer in possible_answers(last)}))
 
 PROGRAM_TOKENS = SPECIALS + tuple(
-    sorted(
-        f"{function}[{value}]" if value else function
-        for function in OPERATIONS
-        for value in VALUES_OF.get(function, ("",))
-    )
+    sorted(token_of(function, values) for function in VALUES_OF for values in VALUES_OF[function])
 )
 """A program's steps, by id: a function, with its value where it takes one."""
 
