@@ -1,0 +1,1 @@
+"""What a trained network answers, and how often it is right."""

@@ -1,0 +1,79 @@
+"""Every system that can be trained, and the presets by which people ask for them.
+
+To the loop a system is a network, built from a configuration to fit the data, and a way to ask it
+about a batch. How it is trained is in `training.recipes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from macnet.data.batches import Batch
+from macnet.errors import InputError
+from macnet.models.config import MACConfig
+from macnet.models.mac import MACNetwork
+from macnet.models.presets import PRESETS as MAC_PRESETS
+
+
+class Fit(NamedTuple):
+    """What a network must fit."""
+
+    vocabulary: int
+    """Words, the padding among them."""
+    answers: int
+    pixels: bool
+    """Whether images are pictures (N, H, W, 3) of bytes; else they are features (N, C, H, W)."""
+    channels: int
+    height: int
+    width: int
+
+
+def look_and_read(network: nn.Module, batch: Batch) -> Tensor:
+    """Logits (B, answers) of a network that sees images and questions and nothing else."""
+    logits: Tensor = network(batch.images, batch.questions)
+    return logits
+
+
+@dataclass(frozen=True)
+class System:
+    """A way to answer questions about images."""
+
+    name: str
+    row: str
+    """Its name in the paper's table 1."""
+    build: Callable[[Any, Fit], nn.Module]
+    """From its configuration and what it must fit."""
+    answer: Callable[[nn.Module, Batch], Tensor] = look_and_read
+    """Logits (B, answers) for a batch."""
+
+
+class Preset(NamedTuple):
+    """A configuration that has a name, and the system it configures."""
+
+    system: System
+    config: Any  # a frozen dataclass
+
+
+def _mac(config: MACConfig, fit: Fit) -> nn.Module:
+    seen = {"image": "pixels"} if fit.pixels else {"image": "features", "channels": fit.channels}
+    config = replace(config, **seen)
+    return MACNetwork(config, vocabulary=fit.vocabulary, answers=fit.answers)
+
+
+MAC = System("mac", "MAC", _mac)
+
+SYSTEMS: Mapping[str, System] = {system.name: system for system in (MAC,)}
+
+PRESETS: Mapping[str, Preset] = {
+    **{name: Preset(MAC, config) for name, config in MAC_PRESETS.items()},
+}
+
+
+def find_preset(name: str) -> Preset:
+    if name not in PRESETS:
+        raise InputError(f"--preset is {name!r}; choose one of {', '.join(PRESETS)}")
+    return PRESETS[name]

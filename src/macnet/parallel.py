@@ -1,0 +1,67 @@
+"""Several processes that train as one, each with its share of every batch.
+
+`torchrun` starts them and tells each who it is; without it there is one, and nothing here does
+anything. Machines with GPUs talk by NCCL, others by Gloo.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@contextmanager
+def together(device: str) -> Iterator[torch.device]:
+    """Join the processes of this run; gives the device that is this one's own."""
+    if "RANK" not in os.environ:
+        yield torch.device(device)
+        return
+    on_gpu = device.startswith("cuda")
+    own = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device(device)
+    if on_gpu:
+        torch.cuda.set_device(own)
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=own if on_gpu else None)
+    try:
+        yield own
+    finally:
+        dist.destroy_process_group()
+
+
+def size() -> int:
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes and speaks."""
+    return rank() == 0
+
+
+def sum_over_all(tensor: Tensor) -> Tensor:
+    """In place. A captured CUDA graph may hold it."""
+    if size() > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def gathered(content: Any) -> list[Any]:
+    """What each process has, in their order."""
+    if size() == 1:
+        return [content]
+    found: list[Any] = [None] * size()
+    dist.all_gather_object(found, content)
+    return found
+
+
+def wait_for_all() -> None:
+    if size() > 1:
+        dist.barrier()

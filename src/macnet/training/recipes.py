@@ -1,0 +1,134 @@
+"""How networks learn, as data: recipes, and the stages of systems that learn in several.
+
+A system has its published recipe, called "paper"; "fast" changes it for a modern GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_args, get_type_hints
+
+from macnet.data.dataset import Subset
+from macnet.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a network learns; the defaults are the paper's for MAC."""
+
+    images: int = 64
+    """N: images in a batch, over all processes."""
+    questions: int = 1
+    """G: questions about each of them; ten is as many as CLEVR has, and fastest."""
+    epochs: float = 25
+    """The longest that is learned: times through the questions (of an endless world, 700,000)."""
+    patience: int = 5
+    """Early stopping: validations in a row without a better accuracy; 0 learns to the end."""
+    validate: float = 1
+    """Epochs between validations."""
+
+    optimiser: Literal["adam", "adamw"] = "adam"
+    """With adamw, weight decay is decoupled from the gradient."""
+    lr: float = 1e-4
+    """Learning rate; where it changes, the highest."""
+    schedule: Literal["constant", "authors", "cosine"] = "constant"
+    """How the learning rate changes: authors halves it by the rule of their code, after an epoch
+    whose loss fell too little; cosine falls to zero at the last step."""
+    warm_up: float = 0
+    """Epochs in which the learning rate rises to its height."""
+    weight_decay: float = 0
+    clip: float = 8
+    """The largest norm of all gradients together; 0 does not clip."""
+    average: float = 0.999
+    """Decay of the moving average of the weights, which is what is evaluated; 0 has none."""
+    average_warm_up: bool = False
+    """Let the average forget faster at first: (1 + t)/(10 + t) after t steps."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Of products, where that is safe; weights are float32 either way."""
+    trains: tuple[str, ...] = ()
+    """Parts of the network that learn, such as question or reasoner; all if none is named."""
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self)).items():
+            value, choices = getattr(self, name), get_args(hint)
+            if hint is bool and type(value) is not bool:
+                raise InputError(f"recipe.{name} is {value!r}; choose True or False")
+            if hint in (int, float):
+                low, strictly = LOWEST.get(name, (0, False))
+                number = isinstance(value, int if hint is int else int | float)
+                if not number or type(value) is bool or not math.isfinite(value) or value < low:
+                    kind = "a whole number" if hint is int else "a number"
+                    raise InputError(f"recipe.{name} is {value!r}; it must be {kind} from {low}")
+                if strictly and value == low:
+                    raise InputError(f"recipe.{name} is {value!r}; it must be above {low}")
+            if name in ("optimiser", "schedule", "precision") and value not in choices:
+                raise InputError(f"recipe.{name} is {value!r}; choose one of {', '.join(choices)}")
+        if self.average >= 1:
+            raise InputError(f"recipe.average is {self.average}; it must be below 1")
+
+
+LOWEST: Mapping[str, tuple[float, bool]] = {
+    "images": (1, False),
+    "questions": (1, False),
+    "epochs": (0, True),
+    "validate": (0, True),
+}
+"""The lowest value of a number, and whether even that is too low; 0 for all others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A part of a training: which parts learn, on what, by which objective, starting from what."""
+
+    name: str
+    objective: str = "answers"
+    """One of `objectives.OBJECTIVES`."""
+    begins: Literal["best", "last"] = "best"
+    """Which weights of the stage before it goes on with; the first has none before it."""
+    subset: Subset | None = None
+    """Of the training questions, where not all are used."""
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    """To the recipe of the run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teaching:
+    """How a system is trained: its recipe, and its stages."""
+
+    recipe: Recipe = Recipe()
+    stages: tuple[Stage, ...] = (Stage(name="answers"),)
+
+
+TEACHINGS: Mapping[str, Teaching] = {"mac": Teaching()}
+"""By system, as published."""
+
+RECIPES: Mapping[str, Mapping[str, Any]] = {
+    "paper": {},
+    "fast": {
+        "images": 64,
+        "questions": 10,
+        "epochs": 20,
+        "patience": 0,
+        "lr": 5e-4,
+        "schedule": "cosine",
+        "warm_up": 0.5,
+        "average_warm_up": True,
+        "precision": "bfloat16",
+    },
+}
+"""What each changes in a system's published recipe."""
+
+
+def find_recipe(name: str, system: str) -> Recipe:
+    if name not in RECIPES:
+        raise InputError(f"--recipe is {name!r}; choose one of {', '.join(RECIPES)}")
+    return replace(TEACHINGS[system].recipe, **RECIPES[name])
+
+
+def of_stage(recipe: Recipe, stage: Stage) -> Recipe:
+    unknown = set(stage.changes) - {f.name for f in fields(recipe)}
+    if unknown:
+        raise ValueError(f"stage {stage.name} changes {sorted(unknown)}, which no recipe has")
+    return replace(recipe, **stage.changes)
