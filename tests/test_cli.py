@@ -2,6 +2,8 @@
 
 import errno
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -230,3 +232,19 @@ def test_what_no_memory_would_hold_is_refused_at_once(
     (here / "scenes.json").write_text(changed(("info",), {}))
     assert expected in complaint(capsys, *arguments)
     assert not (here / "out").exists()
+
+
+def test_help_loads_no_torch() -> None:
+    script = (
+        "import sys\nfrom macnet.cli import main\n"
+        "try: main(['pack', '--help'])\n"
+        "except SystemExit: sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_as_a_module(here: Path) -> None:
+    command = [sys.executable, "-m", "macnet", "render", "x.json", "out"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "macnet: x.json: there is no such file\n"

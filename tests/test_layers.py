@@ -83,6 +83,7 @@ ORDER = [
     "cli.train",
     "cli.evaluate",
     "cli.main",
+    "__main__",
 ]
 ROOT = Path(macnet.__file__).parent
 

@@ -1,0 +1,5 @@
+"""The commands."""
+
+from macnet.cli.main import main
+
+__all__ = ["main"]

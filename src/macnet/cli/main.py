@@ -1,0 +1,66 @@
+"""Which commands there are, and how each ends: well, or with one sentence and an exit code.
+
+Only this package knows the argument parser. What a command needs is imported inside it: torch takes
+seconds to load, and `--help` needs none.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
+
+import tyro
+
+from macnet.cli.datasets import extract, pack
+from macnet.cli.worlds import compare, generate, render, sheet
+from macnet.errors import InputError
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "generate": generate,
+    "render": render,
+    "sheet": sheet,
+    "compare": compare,
+    "extract": extract,
+    "pack": pack,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command, by default that of the command line; returns its exit code."""
+    try:
+        tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="macnet",
+            description="MAC networks, and the CLEVR world they reason about.",
+            args=arguments,
+        )
+        sys.stdout.flush()
+    except InputError as error:
+        return _complain(str(error), 2)
+    except KeyboardInterrupt:
+        return _complain("stopped; the same command goes on from here", 130)
+    except BrokenProcessPool:
+        return _complain("a worker was killed, perhaps for memory; try with fewer --workers", 2)
+    except BrokenPipeError:  # whoever read the output wants no more of it, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is unsaid yet
+        return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why = "no space left; make room, and the same command goes on from here"
+        elif error.filename is not None:
+            why = error.strerror or str(error)
+        else:
+            raise
+        return _complain(f"{error.filename}: {why}", 2)
+    return 0
+
+
+def _complain(sentence: str, code: int) -> int:
+    # It may quote a damaged file, and must not break the line nor command the terminal.
+    shown = "".join(c if c.isprintable() else "?" for c in sentence)
+    print(f"macnet: {shown}", file=sys.stderr)
+    return code

@@ -1,0 +1,52 @@
+"""Options that several commands have: their types, and how what was given is understood."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from macnet.errors import InputError
+
+Data = Annotated[Path, tyro.conf.arg(metavar="DATA")]
+Out = Annotated[Path, tyro.conf.arg(metavar="OUT")]
+Size = Annotated[str, tyro.conf.arg(metavar="WIDTHxHEIGHT")]
+Device = Annotated[str, tyro.conf.arg(metavar="auto|cpu|cuda")]
+Workers = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+
+
+def read_size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", text)
+    if not match:
+        raise InputError(
+            f"--size is {text[:40]!r}; it must be two positive numbers below 10000, such as 480x320"
+        )
+    return int(match[1]), int(match[2])
+
+
+def refuse_below_one(flag: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise InputError(f"{flag} is {value}; it must be at least 1")
+
+
+def choose_workers(given: int | None, device: str) -> int:
+    from macnet.workers import default_workers
+
+    refuse_below_one("--workers", given)
+    return default_workers(device) if given is None else given
+
+
+def choose_device(name: str) -> str:
+    import torch
+
+    gpus = torch.cuda.device_count()
+    if name == "auto":
+        return "cuda" if gpus else "cpu"
+    match = re.fullmatch(r"cpu|cuda(?::(\d+))?", name)
+    if not match:
+        raise InputError(f"--device is {name!r}; it must be auto, cpu, cuda or cuda:N")
+    if name != "cpu" and int(match[1] or 0) >= gpus:
+        raise InputError(f"--device is {name}, but this machine has {gpus} usable GPUs")
+    return name
