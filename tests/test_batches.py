@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from macnet.data.batches import HOLE, Batch, Batches, Order
+from macnet.data.batches import HOLE, Batch, Batches, Order, Source
 from macnet.data.dataset import Dataset, Subset, random_order, rows_of
 from macnet.data.questions import UNKNOWN, Row, collect, program_ids
 from macnet.data.vocab import SPECIALS, Vocabulary
@@ -146,6 +146,24 @@ def test_a_batch_holds_what_the_columns_say(features: bool) -> None:
             assert batch.programs[b].tolist() == q.programs[number].tolist()
 
 
+def test_what_is_drawn_tells_the_batch_whenever_it_is_gathered() -> None:
+    data = dataset([10, 9, 10, 3])
+    shape: dict[str, Any] = {"images": 3, "questions": 4, "seed": 2}
+    batches = Batches(data, **shape)
+    source: Source = batches
+    drawn = [source.draw() for _ in range(5)]
+    assert source.position == 5
+    copies = [tuple(tensor.clone() for tensor in few) for few in drawn]
+    expected = list(islice(Batches(data, **shape), 5))
+    for few, batch in reversed(list(zip(copies, expected, strict=True))):
+        (plan,) = few
+        assert plan.shape == (3 + 2 * 12,)
+        assert plan.dtype == torch.int64
+        assert all(map(torch.equal, source.gather(few), batch))
+    assert source.position == 5
+    assert torch.equal(next(batches).which, next(Batches(data, position=5, **shape)).which)
+
+
 def test_the_questions_of_a_group_are_about_one_image() -> None:
     images = np.repeat(np.arange(20), 10)
     order = Order(images, group=4, groups_per_step=3, seed=1)
@@ -253,3 +271,32 @@ def test_resident_and_streamed_batches_are_those_of_the_cpu(features: bool) -> N
             for of_host, of_device, of_stream in zip(a, b, c, strict=True):
                 assert torch.equal(of_host, of_device.cpu())
                 assert torch.equal(of_host, of_stream.cpu())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("features", [False, True])
+def test_a_graph_holds_the_gathering(features: bool, resident: bool) -> None:
+    """One captured graph makes every batch, over the ends of epochs too."""
+    data = dataset([10, 9, 10, 3] * 5, features=features)
+    shape: dict[str, Any] = {"images": 7, "questions": 4, "seed": 3}
+    host = Batches(data, **shape)
+    with Batches(data, device="cuda", resident=resident, **shape) as batches:
+        assert batches.steps < 15
+        first = batches.draw()
+        inputs = tuple(torch.empty_like(tensor) for tensor in first)
+        for room, tensor in zip(inputs, first, strict=True):
+            room.copy_(tensor)
+        batches.gather(inputs)  # once outside, as a capture wants it
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            batch = batches.gather(inputs)
+        for number, expected in enumerate(islice(host, 30)):
+            drawn = batches.draw() if number else first
+            for room, tensor in zip(inputs, drawn, strict=True):
+                room.copy_(tensor)
+            graph.replay()
+            for here, there in zip(expected, batch, strict=True):
+                assert torch.equal(here, there.cpu())

@@ -17,7 +17,7 @@ from macnet.clevr.program import to_prefix
 from macnet.clevr.questions import BLOCK, Question
 from macnet.clevr.table import to_scenes
 from macnet.clevr.world import Block, Stream, World, make_questions
-from macnet.data.batches import Batch
+from macnet.data.batches import Batch, Source
 from macnet.data.questions import TYPES, UNKNOWN
 from macnet.data.stream import Encoder, EndlessBatches, language
 from macnet.data.vocab import ANSWERS, PROGRAM_TOKENS, TOKENISINGS, Vocabulary
@@ -84,6 +84,15 @@ def test_a_batch_has_the_shape_of_every_other(unbroken: list[Batch]) -> None:
     assert shapes == {((IMAGES, 16, 24, 3), (b, 48), (b,), (b,), (b,), (b, 25), (b,))}
     assert {column.dtype for batch in unbroken for column in batch[1:]} == {torch.int64}
     assert all(column.is_contiguous() for batch in unbroken for column in batch)
+
+
+def test_what_is_drawn_is_the_batch(unbroken: list[Batch]) -> None:
+    with EndlessBatches(WORLD, VOCABULARY, images=IMAGES) as batches:
+        source: Source = batches
+        drawn = [source.draw(), source.draw()]
+        assert source.position == 2
+        assert source.steps is None
+        assert_same([source.gather(tuple(few)) for few in drawn], unbroken[:2])
 
 
 @pytest.mark.parametrize("stop", [2, 4])  # within the first block and the second

@@ -4,6 +4,9 @@
     for batch in batches:  # without an end; an epoch is batches.steps of them
         ...
 
+A batch is made in two steps, `batches.gather(batches.draw())`, for whoever captures a CUDA graph:
+what is drawn is copied into the graph's inputs, and the gathering is a part of the graph.
+
 Every question that counts comes once an epoch. An epoch draws, for each image, an order of its
 questions, cuts it into groups of G, and draws an order of all groups. Where a group is short of
 questions (CLEVR has images with nine), or the last step of groups, the holes are filled by
@@ -17,7 +20,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -53,6 +56,27 @@ class Batch(NamedTuple):
     which: Tensor
     """(B,) int64: which question of its set; UNKNOWN for a filler, which repeats another's words
     where a batch would have a hole, and has neither answer, type nor program."""
+
+
+class Source(Protocol):
+    """Whence batches of one shape come, without an end."""
+
+    @property
+    def position(self) -> int:
+        """Batches drawn so far: all it takes to go on exactly."""
+
+    @property
+    def steps(self) -> int | None:
+        """Batches in an epoch, if there are epochs."""
+
+    def draw(self) -> tuple[Tensor, ...]:
+        """What tells the next batch: tensors on the device, each time of the same shapes."""
+
+    def gather(self, drawn: tuple[Tensor, ...]) -> Batch:
+        """The batch that these tell, or others with their contents; a CUDA graph may hold it."""
+
+    def close(self) -> None:
+        """End whatever works ahead."""
 
 
 def batch_of(images: Tensor, table: Tensor, words: int, which: Tensor) -> Batch:
@@ -140,35 +164,54 @@ class Batches:
         )
         self.steps = order.steps
         """Batches in an epoch."""
-        streamed = device.type == "cuda" and not (
+        # What plans and reads does not know these batches, which can so be forgotten.
+        plans = _plans(dataset, order, slice(k, None, n), device, position)
+        self._asked = _Asked(dataset, images, questions, device)
+        if device.type == "cuda" and not (
             _fits(dataset.images, device) if resident is None else resident
-        )
-        pictures = (
-            _Pinned(dataset.images, images, device)
-            if streamed
-            else _Resident(dataset.images, device)
-        )
-        # What makes them does not know these batches, which can so be forgotten.
-        made = _Maker(dataset, order, slice(k, None, n), pictures, device).batches(position)
-        self._source: Iterator[Batch] = Ahead(made, device) if streamed else made
+        ):
+            self._images = None
+            pinned = _Pinned(dataset.images, images, device)
+            self._drawn: Iterator[tuple[Tensor, ...]] = Ahead(
+                _read_ahead(plans, pinned, self._asked), device
+            )
+        else:
+            self._images = _on_device(dataset.images, device)
+            self._drawn = ((plan,) for _, plan in plans)
 
     @property
     def epoch(self) -> int:
         """Epochs that are over."""
         return self.position // self.steps
 
+    def draw(self) -> tuple[Tensor, ...]:
+        """What tells the next batch.
+
+        Where the images are resident it is one tensor, (N + 2B,): the images' rows, and of the
+        questions which words to take and `which` to be. Elsewhere it is the batch itself.
+        """
+        drawn = next(self._drawn)
+        self.position += 1
+        return drawn
+
+    def gather(self, drawn: tuple[Tensor, ...]) -> Batch:
+        """The batch. It waits for nothing and asks nothing of the host."""
+        if self._images is None:
+            return Batch(*drawn)
+        (plan,) = drawn
+        rows = plan[: self._asked.images]
+        return self._asked.about(self._images.index_select(0, rows), plan)
+
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Batch:
-        batch = next(self._source)
-        self.position += 1
-        return batch
+        return self.gather(self.draw())
 
     def close(self) -> None:
         """End the thread that reads ahead, if there is one."""
-        if isinstance(self._source, Ahead):
-            self._source.close()
+        if isinstance(self._drawn, Ahead):
+            self._drawn.close()
 
     def __enter__(self) -> Self:
         return self
@@ -177,62 +220,53 @@ class Batches:
         self.close()
 
 
-class _Plan(NamedTuple):
-    """An epoch: what each of its steps takes, holes filled."""
-
-    host_rows: np.ndarray  # (steps, N)
-    rows: Tensor  # (steps, N)
-    questions: Tensor  # (steps, B)
-    which: Tensor  # (steps, B)
+# --- which, and their words ------------------------------------------------------------------
 
 
-class _Maker:
-    """Makes the batches of one shard."""
+def _plans(
+    dataset: Dataset, order: Order, mine: slice, device: torch.device, position: int
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """What each step of a shard takes, (N + 2B,): on the host, and on the device."""
+    first, step = divmod(position, order.steps)
+    # Not in a `with`: whoever forgets these would wait for the thread, perhaps for ever.
+    thread = ThreadPoolExecutor(1)  # sorts while another epoch is taken
+    ahead = thread.submit(order.epoch, first)
+    for number in itertools.count(first + 1):
+        host = _plan(dataset, ahead.result()[:, mine])
+        ahead = thread.submit(order.epoch, number)
+        there = torch.from_numpy(host).to(device)
+        for k in range(step, order.steps):
+            yield host[k], there[k]
+        step = 0
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        order: Order,
-        mine: slice,
-        images: _Resident | _Pinned,
-        device: torch.device,
-    ) -> None:
-        self._dataset, self._order, self._mine = dataset, order, mine
-        self._images, self._device = images, device
+
+def _plan(dataset: Dataset, order: np.ndarray) -> np.ndarray:
+    """(steps, N, G) → (steps, N + 2B): rows of images, questions with holes filled, `which`."""
+    hole = order == HOLE
+    # A group that is short repeats its first question, one that is empty the set's first.
+    filled = np.maximum(np.where(hole, order[:, :, :1], order), 0)
+    questions = dataset.chosen[filled].astype(np.int64)
+    rows = dataset.rows[questions[:, :, 0]].astype(np.int64)
+    which = np.where(hole, UNKNOWN, questions)
+    steps = len(order)
+    return np.concatenate([rows, questions.reshape(steps, -1), which.reshape(steps, -1)], axis=1)
+
+
+class _Asked:
+    """The questions of a dataset, on the device."""
+
+    def __init__(self, dataset: Dataset, images: int, questions: int, device: torch.device) -> None:
+        self.images, self._count = images, images * questions  # in a batch
+        self._words = dataset.questions.tokens.shape[1]
         self._table = torch.from_numpy(side_by_side(dataset.questions)).to(device)
 
-    def batches(self, position: int) -> Iterator[Batch]:
-        steps = self._order.steps
-        first, step = divmod(position, steps)
-        # Not in a `with`: whoever forgets these would wait for the thread, perhaps for ever.
-        thread = ThreadPoolExecutor(1)  # sorts while another epoch is taken
-        order = thread.submit(self._order.epoch, first)
-        for number in itertools.count(first + 1):
-            plan = self._plan(order.result())
-            order = thread.submit(self._order.epoch, number)
-            for k in range(step, steps):
-                yield self._batch(plan, k)
-            step = 0
+    def about(self, images: Tensor, plan: Tensor) -> Batch:
+        _, questions, which = plan.split((self.images, self._count, self._count))
+        table = self._table.index_select(0, questions)
+        return batch_of(_as_seen(images), table, self._words, which)
 
-    def _plan(self, order: np.ndarray) -> _Plan:
-        order = order[:, self._mine]  # (steps, N, G)
-        hole = order == HOLE
-        # A group that is short repeats its first question, one that is empty the set's first.
-        filled = np.maximum(np.where(hole, order[:, :, :1], order), 0)
-        questions = self._dataset.chosen[filled].astype(np.int64)
-        rows = self._dataset.rows[questions[:, :, 0]].astype(np.int64)
-        which = np.where(hole, UNKNOWN, questions)
-        return _Plan(
-            rows,
-            torch.from_numpy(rows).to(self._device),
-            torch.from_numpy(questions.reshape(len(order), -1)).to(self._device),
-            torch.from_numpy(which.reshape(len(order), -1)).to(self._device),
-        )
 
-    def _batch(self, plan: _Plan, step: int) -> Batch:
-        table = self._table.index_select(0, plan.questions[step])
-        words = self._dataset.questions.tokens.shape[1]
-        return batch_of(self._images.take(plan, step), table, words, plan.which[step])
+# --- images ----------------------------------------------------------------------------------
 
 
 def _fits(images: np.ndarray, device: torch.device) -> bool:
@@ -240,22 +274,25 @@ def _fits(images: np.ndarray, device: torch.device) -> bool:
     return images.nbytes < ROOM * free
 
 
-class _Resident:
-    """Images that lie on the device; on a CPU, in the file."""
+def _on_device(images: np.ndarray, device: torch.device) -> Tensor:
+    """All of them; on a CPU they stay in the file."""
+    on_disk = torch.from_numpy(images)
+    if device.type == "cpu":
+        return on_disk
+    there = torch.empty_like(on_disk, device=device)
+    rows = max(1, COPIED_AT_ONCE * len(images) // images.nbytes)
+    with progress("to the device", "images", len(images)) as advance:
+        for few, room in zip(on_disk.split(rows), there.split(rows), strict=True):
+            room.copy_(few)
+            advance(len(few))
+    return there
 
-    def __init__(self, images: np.ndarray, device: torch.device) -> None:
-        self._images = torch.from_numpy(images)
-        if device.type == "cpu":
-            return
-        on_disk, self._images = self._images, torch.empty_like(self._images, device=device)
-        rows = max(1, COPIED_AT_ONCE * len(images) // images.nbytes)
-        with progress("to the device", "images", len(images)) as advance:
-            for few, room in zip(on_disk.split(rows), self._images.split(rows), strict=True):
-                room.copy_(few)
-                advance(len(few))
 
-    def take(self, plan: _Plan, step: int) -> Tensor:
-        return _as_seen(self._images.index_select(0, plan.rows[step]))
+def _read_ahead(
+    plans: Iterator[tuple[np.ndarray, Tensor]], pinned: _Pinned, asked: _Asked
+) -> Iterator[Batch]:
+    for host, plan in plans:
+        yield asked.about(pinned.take(host[: asked.images]), plan)
 
 
 class _Pinned:
@@ -268,16 +305,16 @@ class _Pinned:
         self._copied = [torch.cuda.Event() for _ in range(2)]
         self._threads = ThreadPoolExecutor(THREADS)
 
-    def take(self, plan: _Plan, step: int) -> Tensor:
+    def take(self, rows: np.ndarray) -> Tensor:
         self._buffers.reverse()
         self._copied.reverse()
         buffer, copied = self._buffers[0], self._copied[0]
         copied.synchronize()  # of the batch before the last; it has long been
-        parts = (np.array_split(part, THREADS) for part in (plan.host_rows[step], buffer.numpy()))
+        parts = (np.array_split(part, THREADS) for part in (rows, buffer.numpy()))
         list(self._threads.map(self._read, *parts))
         images = buffer.to(self._device, non_blocking=True)
         copied.record()
-        return _as_seen(images)
+        return images
 
     def _read(self, rows: np.ndarray, room: np.ndarray) -> None:
         # Clipping changes nothing, but without it numpy would fill a copy first.

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from macnet.clevr.families import (
     CATALOGUE,
@@ -173,6 +174,8 @@ class EndlessBatches:
         device = settled(device)
         self.position = position
         """Batches taken so far."""
+        self.steps = None
+        """In an epoch: there are no epochs."""
         encoder = Encoder.of(world, vocabulary)
         block, skipped = divmod(position * images, BLOCK)
         self._stream = Stream(
@@ -190,13 +193,20 @@ class EndlessBatches:
         cut = _cut(self._stream, encoder, images, skipped)
         self._source = Ahead(cut, device, depth=depth)
 
+    def draw(self) -> Batch:
+        """The next batch: nothing is left to be gathered."""
+        batch = next(self._source)
+        self.position += 1
+        return batch
+
+    def gather(self, drawn: tuple[Tensor, ...]) -> Batch:
+        return Batch(*drawn)
+
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Batch:
-        batch = next(self._source)
-        self.position += 1
-        return batch
+        return self.draw()
 
     def close(self) -> None:
         """End the workers and the thread. Batches that are left by a `with` are closed."""
