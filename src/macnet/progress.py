@@ -1,58 +1,128 @@
-"""How far a long command has come: a bar in a terminal, a line now and then elsewhere."""
+"""How far a long command has come: a bar in a terminal, a line now and then elsewhere.
+
+    with progress("training", "questions", 17_500_000) as advance:
+        advance(640, "loss 0.512")
+        advance.say("val 87.12%")
+
+All of it goes to stderr. Of processes that `torchrun` started, only the first speaks.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn
 
 SECONDS_BETWEEN_LINES = 10.0
+BAR_WIDTH = 24
+
+
+class Advance:
+    """Called with the number of units just made, and with a note where it has changed."""
+
+    def __init__(self, what: str, unit: str, total: int, done: int) -> None:
+        self._what, self._unit, self._total = what, unit, total
+        self._now = self._done = done
+        self._note = ""
+        self._start = self._last_line = time.monotonic()
+
+    def __call__(self, count: int, note: str | None = None) -> None:
+        self._now += count
+        self._note = self._note if note is None else note
+        self._show()
+
+    def say(self, line: str) -> None:
+        """Print a line for good."""
+        # Not through a console, which would break the line at some guessed width.
+        print(line, file=sys.stderr, flush=True)
+
+    def _show(self) -> None:
+        finished = self._now == self._total
+        if finished or time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            note = f", {self._note}" if self._note else ""
+            self.say(f"{self._what} {self._counted()}, {self._pace()}{note}")
+
+    def _counted(self) -> str:
+        return f"{self._now:,}/{self._total:,}"
+
+    def _pace(self) -> str:
+        if self._now == self._done:
+            return "starting"
+        rate = (self._now - self._done) / max(time.monotonic() - self._start, 1e-9)
+        left = _clock(round((self._total - self._now) / rate))
+        return f"{rate:,.{0 if rate >= 1000 else 1}f} {self._unit}/s, {left} left"
+
+
+class _Bar(Advance):
+    """A bar of a display; what one says scrolls away above all bars."""
+
+    def __init__(self, what: str, unit: str, total: int, done: int, display: Progress) -> None:
+        super().__init__(what, unit, total, done)
+        self._display = display
+        self.task = display.add_task(escape(what), total=total, counted="", pace="")
+        self._show()
+
+    def say(self, line: str) -> None:
+        self._display.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _show(self) -> None:
+        counted, pace = self._counted(), self._pace()
+        if self._note:
+            width = len(f"{self._what} {counted} {pace}, {self._note}") + 1 + BAR_WIDTH
+            pace += (", " if width <= self._display.console.width else "\n") + self._note
+        self._display.update(self.task, completed=self._now, counted=counted, pace=escape(pace))
+
+
+class _Silent(Advance):
+    def say(self, line: str) -> None:
+        pass
+
+    def _show(self) -> None:
+        pass
+
+
+_display: Progress | None = None  # the one in the terminal, which bars within bars share
 
 
 @contextmanager
-def progress(what: str, unit: str, total: int, done: int = 0) -> Iterator[Callable[[int], None]]:
+def progress(what: str, unit: str, total: int, done: int = 0) -> Iterator[Advance]:
     """Gives the function to call with the number of units just made.
 
     `done` counts what an earlier run made; it says nothing about the speed of this one.
     """
-    console = Console(stderr=True)
-    start = last_line = time.monotonic()
-    now = done
-
-    def pace() -> str:
-        rate = (now - done) / max(time.monotonic() - start, 1e-9)
-        if now == done:
-            return "starting"
-        minutes, seconds = divmod(round((total - now) / rate), 60)
-        return f"{rate:,.1f} {unit}/s, {minutes}:{seconds:02d} left"
-
-    if console.is_terminal:
+    global _display
+    if os.environ.get("RANK", "0") != "0":
+        yield _Silent(what, unit, total, done)
+    elif not (console := Console(stderr=True)).is_terminal:
+        yield Advance(what, unit, total, done)
+    elif _display is not None:
+        bar = _Bar(what, unit, total, done, _display)
+        try:
+            yield bar
+        finally:
+            _display.remove_task(bar.task)
+    else:
         columns = (
             TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            BarColumn(BAR_WIDTH),
+            TextColumn("{task.fields[counted]}"),
             TextColumn("{task.fields[pace]}"),
         )
-        with Progress(*columns, console=console) as bar:
-            task = bar.add_task(what, total=total, completed=done, pace=pace())
+        with Progress(*columns, console=console) as _display:
+            try:
+                yield _Bar(what, unit, total, done, _display)
+            finally:
+                _display = None
 
-            def advance(count: int) -> None:
-                nonlocal now
-                now += count
-                bar.update(task, completed=now, pace=pace())
 
-            yield advance
-        return
-
-    def report(count: int) -> None:
-        nonlocal now, last_line
-        now += count
-        if now == total or time.monotonic() - last_line > SECONDS_BETWEEN_LINES:
-            last_line = time.monotonic()
-            # Not through the console, which would break the line at some guessed width.
-            print(f"{what} {now}/{total}, {pace()}", file=console.file, flush=True)
-
-    yield report
+def _clock(seconds: int) -> str:
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
