@@ -15,6 +15,7 @@ from macnet.models.config import NO_DROPOUT
 from macnet.models.encoders import (
     PAD,
     FeatureTrunk,
+    PixelMaps,
     PixelTrunk,
     QuestionEncoder,
     question_size,
@@ -190,7 +191,7 @@ def normed(maps: Tensor, norm: torch.nn.BatchNorm2d) -> Tensor:
 @pytest.mark.parametrize("coordinates", [False, True])
 def test_pixels_are_halved_three_times(coordinates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time by a strided convolution, batch normalisation and an ELU; then comes the trunk."""
-    monkeypatch.setattr(PixelTrunk, "WIDTHS", (2, 3, 4))
+    monkeypatch.setattr(PixelMaps, "WIDTHS", (2, 3, 4))
     config = small(coordinates=coordinates)
     trunk = scrambled(PixelTrunk(config)).eval()
     picture = torch.randint(0, 256, (16, 24, 3), dtype=torch.uint8)

@@ -14,6 +14,7 @@ from macnet.errors import InputError
 from macnet.models.config import MACConfig
 from macnet.models.layers import drop, held_mask, linear, working_dtype
 from macnet.models.lstm import BiLSTM
+from macnet.models.norm import BatchNorm2d
 from macnet.models.repeated import over_many
 
 PAD = 0
@@ -62,10 +63,8 @@ class QuestionEncoder(nn.Module):
 
     def forward(self, tokens: Tensor) -> Question:
         # tokens: (B, S), whole numbers
-        position = torch.arange(tokens.shape[1], device=tokens.device)
-        # A question ends with its last word, or after one empty word if there is none.
-        lengths = ((tokens != PAD) * (position + 1)).amax(1).clamp(min=1)
-        is_pad = position >= lengths[:, None]
+        lengths = lengths_of(tokens)
+        is_pad = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
         vectors = look_up(self.embedding.weight, tokens)  # (B, S, embedding)
         if self.dropout.hold_words:
             mask = held_mask(vectors[:, :1], self.dropout.words, self.training)
@@ -78,6 +77,13 @@ class QuestionEncoder(nn.Module):
         return Question(
             q, words if self.project is None else over_many(self.project, words), is_pad
         )
+
+
+def lengths_of(tokens: Tensor) -> Tensor:
+    """A question ends with its last word, or after one empty word if there is none."""
+    # tokens: (B, S) → (B)
+    position = torch.arange(tokens.shape[1], device=tokens.device)
+    return ((tokens != PAD) * (position + 1)).amax(1).clamp(min=1)
 
 
 def look_up(table: Tensor, tokens: Tensor) -> Tensor:
@@ -134,31 +140,43 @@ class FeatureTrunk(nn.Module):
         return Knowledge(maps.flatten(2).transpose(1, 2))  # (N, d, H, W) → (N, L, d)
 
 
-class PixelTrunk(nn.Module):
-    """Pictures (N, H, W, 3), bytes → K at an eighth of their size, learned with the rest.
+class PixelMaps(nn.Sequential):
+    """Pictures (N, H, W, 3), bytes → maps (N, 256, H/8, W/8), which ResNet would have made.
 
-    Three strided convolutions make the feature maps that ResNet would have made.
+    Three strided convolutions, learned with the rest.
     """
 
     WIDTHS = (64, 128, 256)
+    SHRINKS = 2 ** len(WIDTHS)
 
-    def __init__(self, config: MACConfig) -> None:
-        super().__init__()
+    def __init__(self) -> None:
         layers: list[nn.Module] = []
         for inputs, outputs in zip((3, *self.WIDTHS), self.WIDTHS, strict=False):
-            layers += [_convolution(inputs, outputs, stride=2), nn.BatchNorm2d(outputs), nn.ELU()]
-        self.features = nn.Sequential(*layers)
-        self.trunk = FeatureTrunk(config, self.WIDTHS[-1])
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            layers += [_convolution(inputs, outputs, stride=2), BatchNorm2d(outputs), nn.ELU()]
+        super().__init__(*layers)
 
-    def forward(self, pictures: Tensor) -> Knowledge:
+    def forward(self, pictures: Tensor) -> Tensor:
         if pictures.dim() != 4 or pictures.shape[3] != 3 or pictures.dtype != torch.uint8:
             raise InputError(
                 f"pictures are {tuple(pictures.shape)} of {pictures.dtype}; they must be "
                 "(images, height, width, 3) of torch.uint8"
             )
-        pixels = pictures.permute(0, 3, 1, 2).to(working_dtype(self.trunk.first.weight))
-        knowledge: Knowledge = self.trunk(self.features(pixels / 127.5 - 1))
+        pixels = pictures.permute(0, 3, 1, 2).to(working_dtype(next(self.parameters())))
+        maps: Tensor = super().forward(pixels / 127.5 - 1)  # type: ignore[no-untyped-call]
+        return maps
+
+
+class PixelTrunk(nn.Module):
+    """Pictures (N, H, W, 3), bytes → K at an eighth of their size, learned with the rest."""
+
+    def __init__(self, config: MACConfig) -> None:
+        super().__init__()
+        self.features = PixelMaps()
+        self.trunk = FeatureTrunk(config, PixelMaps.WIDTHS[-1])
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, pictures: Tensor) -> Knowledge:
+        knowledge: Knowledge = self.trunk(self.features(pictures))
         return knowledge
 
 

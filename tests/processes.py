@@ -1,0 +1,37 @@
+"""Several processes that work together over Gloo, as `torchrun` would start them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any, TypeVar
+
+import torch
+
+from macnet.parallel import together
+
+Result = TypeVar("Result")
+
+
+def in_processes(work: Callable[..., Result], *arguments: Any, count: int = 2) -> list[Result]:
+    """What each makes of `work(*arguments)`; a function of a module, for they import it anew."""
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        port = found.getsockname()[1]
+    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
+        begun = [pool.submit(_join, rank, count, port, work, arguments) for rank in range(count)]
+        return [each.result() for each in begun]
+
+
+def _join(
+    rank: int, count: int, port: int, work: Callable[..., Result], arguments: tuple[Any, ...]
+) -> Result:
+    torch.set_num_threads(1)
+    where = {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    who = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count}
+    os.environ.update({name: str(value) for name, value in {**where, **who}.items()})
+    with together("cpu"):
+        return work(*arguments)
