@@ -28,7 +28,7 @@ from macnet.errors import InputError
 from real_clevr import real_clevr
 
 VOCABULARY = Vocabulary.build(["How many cubes are there", "Is it red"], "clevr-iep")
-COLUMNS = ("tokens", "lengths", "answers", "types", "programs", "images")
+COLUMNS = ("tokens", "lengths", "answers", "types", "programs", "images", "families")
 
 Columns = dict[str, Any]
 
@@ -62,6 +62,7 @@ ROWS = st.lists(
         answer=st.integers(UNKNOWN, len(ANSWERS) - 1),
         program=st.just(b"") | prefix_forms().map(program_ids),
         image=st.integers(0, 2**31 - 1),
+        family=st.integers(0, 89),
     ),
     min_size=1,
     max_size=6,
@@ -69,18 +70,20 @@ ROWS = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(rows=ROWS)
-def test_written_and_read_back(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> None:
+@given(rows=ROWS, families=st.booleans())
+def test_written_and_read_back(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Row], families: bool
+) -> None:
     path = tmp_path_factory.mktemp("h5") / "questions.h5"
-    questions = collect(rows)
+    questions = collect(rows if families else [row._replace(family=UNKNOWN) for row in rows])
     write_questions_h5(path, questions)
     assert_same(read_questions_h5(path, VOCABULARY), questions)
 
 
 def test_what_is_written_is_what_the_community_reads(tmp_path: Path) -> None:
     rows = [
-        Row([1, 8, 2], ANSWERS.index("10"), program_ids(["count", "scene"]), 7),
-        Row([1, 9, 8, 7, 2], ANSWERS.index("yes"), program_ids(["exist", "unique", "scene"]), 0),
+        Row([1, 8, 2], ANSWERS.index("10"), program_ids(["count", "scene"]), 7, 89),
+        Row([1, 9, 8, 7, 2], ANSWERS.index("yes"), program_ids(["exist", "unique", "scene"]), 0, 5),
     ]
     path = tmp_path / "questions.h5"
     write_questions_h5(path, collect(rows))
@@ -96,9 +99,17 @@ def test_what_is_written_is_what_the_community_reads(tmp_path: Path) -> None:
         "orig_idxs": [0, 1],
         "programs": [[1, count, scene, 2, 0], [1, exist, unique, scene, 2]],
         "answers": [6, 31],  # as in the published vocab.json
+        "question_families": [89, 5],
     }
     write_questions_h5(tmp_path / "again.h5", collect(rows))
     assert (tmp_path / "again.h5").read_bytes() == path.read_bytes()
+
+
+def test_a_family_that_is_unknown_cannot_be_written(tmp_path: Path) -> None:
+    rows = [Row([1, 8, 2], 1, b"", 7, 3), Row([1, 8, 2], 1, b"", 7)]
+    write_questions_h5(tmp_path / "questions.h5", collect(rows))
+    found = read_questions_h5(tmp_path / "questions.h5", VOCABULARY)
+    assert found.families.tolist() == [UNKNOWN, UNKNOWN]
 
 
 def test_a_test_split_has_neither_programs_nor_answers(tmp_path: Path) -> None:
@@ -150,6 +161,7 @@ def test_real_questions_as_the_public_code_would_store_them(tmp_path: Path) -> N
             ANSWERS.index(q["answer"]),
             program_ids(to_prefix(q["program"])),
             q["image_index"],
+            q["question_family_index"],
         )
         for q in asked
     )
@@ -253,6 +265,11 @@ BROKEN: dict[str, tuple[Callable[[Columns], Any], str]] = {
     "no words": (changed("questions", 1, 0), "questions: row 1 has no words"),
     "no image": (changed("image_idxs", 2, -1), "image_idxs: row 2 numbers no image"),
     "huge": (replaced("image_idxs", np.array([0, 2**31, 0])), "image_idxs: row 1 numbers no image"),
+    "a 91st family": (
+        changed("question_families", 2, 90),
+        "question_families: row 2 is of no family; they are numbered from 0 to 89",
+    ),
+    "negative family": (changed("question_families", 1, -1), "question_families: row 1 is of no"),
     "unknown answer": (changed("answers", 1, 32), "answers: row 1 has the id 32, but"),
     "negative answer": (changed("answers", 1, -1), "answers: row 1 has the id -1, but"),
     "unknown step": (changed("programs", (0, 1), 44), "programs: row 0 has the id 44, but"),

@@ -15,7 +15,7 @@ from macnet.clevr.release import images_folder
 from macnet.clevr.scene import ATTRIBUTES, RELATIONS
 from macnet.clevr.world import World
 from macnet.data import clevr
-from macnet.data.clevr import read_questions
+from macnet.data.clevr import read_question_file, read_questions
 from macnet.data.splits import Kind, find_split, image_files, refuse_missing
 from macnet.errors import InputError
 from real_clevr import real_clevr
@@ -161,6 +161,26 @@ def test_the_order_of_keys_spaces_and_unknown_keys_do_not_matter(tmp_path: Path)
     assert [first, second, third] == read_questions(written(tmp_path, RECORDS), kind="clevr")
 
 
+@pytest.mark.parametrize(
+    ("info", "is_generated"),
+    [
+        ({"license": "made by macnet", "split": "val"}, True),
+        ({"license": "Creative Commons Attribution (CC-BY 4.0)"}, False),
+        ({"license": ["made by macnet"]}, False),
+        (["made by macnet"], False),
+        (None, False),
+    ],
+)
+def test_a_file_tells_whether_it_was_generated(
+    info: Any, is_generated: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "questions.json"
+    path.write_text(json.dumps({"info": info, "questions": RECORDS}))
+    questions, told = read_question_file(path, kind="clevr")
+    assert told is is_generated
+    assert questions == read_questions(written(tmp_path, RECORDS), kind="clevr")
+
+
 # --- damaged files ---------------------------------------------------------------------------
 
 Path_ = tuple[str | int, ...]
@@ -189,6 +209,11 @@ DAMAGED: dict[str, tuple[Path_, Any, str]] = {
     "a word for a number": (("image_index",), "3", '"image_index": expected int, got str'),
     "negative": (("image_index",), -3, '"image_index": expected int >= 0'),
     "too large": (("image_index",), 2**31, '"image_index": expected int <= 2147483647'),
+    "a 91st family": (
+        ("question_family_index",),
+        90,
+        '"question_family_index": expected int <= 89',
+    ),
     "another image's name": (
         ("image_filename",),
         "CLEVR_val_000004.png",

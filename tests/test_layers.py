@@ -7,6 +7,7 @@ import macnet
 
 ORDER = [
     "errors",
+    "configuration",
     "disk",
     "progress",
     "workers",
@@ -75,6 +76,9 @@ ORDER = [
     "training.record",
     "training.curve",
     "training.data",
+    "training.run",
+    "training.interrupts",
+    "training.loop",
     "training.trainer",
     "cli.options",
     "cli.worlds",

@@ -69,14 +69,52 @@ def test_every_number_comes_from_the_files(made: Path, tmp_path: Path, split: st
         assert not q.tokens[number, q.lengths[number] :].any()
         steps = [PROGRAM_TOKENS[i] for i in q.programs[number] if i]
         if split == "test":
-            assert q.answers[number] == q.types[number] == UNKNOWN
+            assert q.answers[number] == q.types[number] == q.families[number] == UNKNOWN
             assert not steps
         else:
             assert data.vocabulary.answers[q.answers[number]] == record["answer"]
             assert steps == to_prefix(record["program"])  # type: ignore[arg-type]
             assert TYPES[q.types[number]] == steps[0]
+            assert q.families[number] == record["question_family_index"]
     if split == "train":
         assert data.about["words"] == "the vocabulary holds every word of 28 questions"
+
+
+@pytest.mark.parametrize(
+    ("split", "license", "origin"),
+    [
+        ("train", "made by macnet", "generated"),
+        ("train", "Creative Commons", "CLEVR"),
+        ("valB", "Creative Commons", "CoGenT"),
+        ("valB", "made by macnet", "generated"),
+    ],
+)
+def test_a_dataset_tells_its_origin(
+    world: Path, tmp_path: Path, split: str, license: str, origin: str
+) -> None:
+    vocabulary = pack_vocabulary(world, "train", tmp_path / "cache")
+    (world / "images/train").rename(world / "images" / split)
+    for path in (world / "images" / split).iterdir():
+        path.rename(path.with_name(path.name.replace("train", split)))
+    text = (world / "questions/CLEVR_train_questions.json").read_text()
+    text = text.replace("CLEVR_train", f"CLEVR_{split}").replace("made by macnet", license)
+    (world / f"questions/CLEVR_{split}_questions.json").write_text(text)
+    data = pack_split(find_split(world, split), tmp_path / "cache", vocabulary, size=(24, 16))
+    assert data.about["origin"] == origin
+
+
+def test_peoples_questions_are_of_no_family(world: Path, tmp_path: Path) -> None:
+    keys = ("image_index", "image_filename", "split", "question", "answer")
+    records = [{key: record[key] for key in keys} for record in questions(world)]
+    (tmp_path / "humans").mkdir()
+    path = tmp_path / "humans/CLEVR-Humans-train.json"
+    path.write_text(json.dumps({"info": {"license": "none"}, "questions": records}))
+    vocabulary = pack_vocabulary(tmp_path / "humans", "train", tmp_path / "cache")
+    split = find_split(tmp_path / "humans", "train", world)
+    data = pack_split(split, tmp_path / "cache", vocabulary, size=(24, 16))
+    assert data.about["origin"] == "CLEVR-Humans"
+    assert (data.questions.families == UNKNOWN).all()
+    assert (data.questions.answers != UNKNOWN).all()
 
 
 def test_pictures_of_another_size_are_squeezed(made: Path, tmp_path: Path) -> None:
@@ -94,6 +132,7 @@ def test_what_was_packed_is_opened_and_what_changed_is_packed_again(
     with monkeypatch.context() as patch:
         patch.setattr(packing, "read_picture", None)
         patch.setattr(packing, "read_questions", None)
+        patch.setattr(packing, "read_question_file", None)
         again = packed(world, cache)
     assert np.array_equal(first.images, again.images)
 
@@ -241,5 +280,6 @@ def test_the_communitys_questions_are_packed_as_they_are(made: Path, tmp_path: P
     theirs = pack_split(split, tmp_path, vocabulary, size=(WIDTH, HEIGHT))
     for name in vars(ours.questions):
         assert np.array_equal(getattr(theirs.questions, name), getattr(ours.questions, name)), name
+    assert (ours.about["origin"], theirs.about["origin"]) == ("generated", "unknown")
     with pytest.raises(InputError, match=r"questions\.h5: it holds numbers; give the vocab\.json"):
         pack_vocabulary(tmp_path / "questions.h5", "train", tmp_path)

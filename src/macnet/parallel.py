@@ -65,3 +65,12 @@ def gathered(content: Any) -> list[Any]:
 def wait_for_all() -> None:
     if size() > 1:
         dist.barrier()
+
+
+def from_first(content: Any) -> Any:
+    """What the first process has."""
+    if size() == 1:
+        return content
+    carried = [content]
+    dist.broadcast_object_list(carried)
+    return carried[0]

@@ -13,12 +13,14 @@ from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from reprlib import repr as shown  # which a broken file cannot make longer than a sentence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Raw, Struct, ValidationError
 from msgspec.json import Decoder
 
 from macnet.clevr.program import COLUMN_OF, OPERATIONS, VALUES_OF, arity, possible_answers
+from macnet.clevr.questions import FAMILIES
+from macnet.clevr.release import info
 from macnet.data.splits import Kind
 from macnet.disk import refuse_no_file
 from macnet.errors import InputError
@@ -33,6 +35,7 @@ else:  # words the decoder knows: any other is an error, and each is one string,
     Answer = Literal[tuple(chain(*map(possible_answers, COLUMN_OF)))]
 
 Index = Annotated[int, Meta(ge=0, lt=2**31)]
+FamilyIndex = Annotated[int, Meta(ge=0, lt=FAMILIES)]
 
 
 class Node(Struct, frozen=True, gc=False):
@@ -50,7 +53,7 @@ class _Asked(Struct, frozen=True, gc=False):
     split: str
     question_index: Index | None = None
     answer: Answer | None = None
-    question_family_index: Index | None = None
+    question_family_index: FamilyIndex | None = None
 
 
 class Question(_Asked, frozen=True, gc=False):
@@ -62,6 +65,12 @@ class Question(_Asked, frozen=True, gc=False):
     program: tuple[Node, ...] | None = None
 
 
+class QuestionFile(NamedTuple):
+    questions: list[Question]
+    is_generated: bool
+    """Whether `macnet generate` wrote it."""
+
+
 # --- reading questions -----------------------------------------------------------------------
 
 
@@ -71,6 +80,7 @@ class _Record(_Asked, frozen=True, gc=False):
 
 class _File(Struct):
     questions: list[Raw]
+    info: Any = None
 
 
 _FILE, _RECORD, _NODE = Decoder(_File), Decoder(_Record), Decoder(Node)
@@ -82,13 +92,18 @@ def read_questions(path: Path, *, kind: Kind) -> list[Question]:
 
     A split is labelled throughout or, like the release's test split, not at all.
     """
+    return read_question_file(path, kind=kind).questions
+
+
+def read_question_file(path: Path, *, kind: Kind) -> QuestionFile:
+    """The same, and whose they are."""
     if kind == "community":
         raise InputError(f"{path}: it holds numbers where questions are wanted")
-    records = _records(path)
+    file = _read(path)
     check = _Check(kind)
     questions: list[Question] = []
     try:
-        for record in records:
+        for record in file.questions:
             questions.append(check.question(record))
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: question {len(questions)}: {_said(error)}") from None
@@ -96,17 +111,18 @@ def read_questions(path: Path, *, kind: Kind) -> list[Question]:
         index, count = Counter(q.question_index for q in questions).most_common(1)[0]
         if count > 1:
             raise InputError(f'{path}: {count} of its questions have the "question_index" {index}')
-    return questions
+    told = file.info.get("license") if isinstance(file.info, dict) else None
+    return QuestionFile(questions, told == info("")["license"])
 
 
-def _records(path: Path) -> list[Raw]:
+def _read(path: Path) -> _File:
     """The JSON of each question, as views of the file's bytes."""
     refuse_no_file(path)
     content = path.read_bytes()
     if not content:
         raise InputError(f"{path}: the file is empty")
     try:
-        records = _FILE.decode(content).questions
+        file = _FILE.decode(content)
     except ValidationError:
         raise InputError(f'{path}: it has no list "questions"') from None
     except (ValueError, RecursionError) as error:
@@ -118,9 +134,9 @@ def _records(path: Path) -> list[Raw]:
             f"{path}: not JSON, or cut short at byte {end:,} ({why}), some {begun:,} questions "
             "from its beginning; fetch or make the file again"
         ) from None
-    if not records:
+    if not file.questions:
         raise InputError(f"{path}: it holds no questions")
-    return records
+    return file
 
 
 class _Check:

@@ -24,6 +24,7 @@ import h5py
 import numpy as np
 
 from macnet.clevr.program import arity
+from macnet.clevr.questions import FAMILIES
 from macnet.data.questions import UNKNOWN, Questions, types_of
 from macnet.data.vocab import (
     END,
@@ -86,6 +87,13 @@ def read_questions_h5(path: Path, vocabulary: Vocabulary) -> Questions:
     check_ids(answers, len(SPECIALS) + len(vocabulary.answers), f"{path}: answers")
     programs = columns.get("programs", np.zeros((len(tokens), 0), np.int32))
     programs = _without_wrapping(programs, f"{path}: programs")
+    families = columns.get("question_families")
+    if families is None:
+        families = np.full(len(tokens), UNKNOWN)
+    else:
+        outside = (families < 0) | (families >= FAMILIES)
+        why = f"is of no family; they are numbered from 0 to {FAMILIES - 1}"
+        _refuse(outside, f"{path}: question_families: row", why)
     return Questions(
         tokens=tokens[:, : lengths.max()].astype(np.uint16),
         lengths=lengths.astype(np.uint16),
@@ -93,6 +101,7 @@ def read_questions_h5(path: Path, vocabulary: Vocabulary) -> Questions:
         types=types_of(programs),
         programs=programs,
         images=images.astype(np.int32),
+        families=families.astype(np.int8),
     )
 
 
@@ -200,6 +209,8 @@ def write_questions_h5(path: Path, questions: Questions) -> None:
         columns["programs"] = _with_wrapping(questions.programs)
     if (questions.answers != UNKNOWN).any():
         columns["answers"] = to_community(questions.answers)
+    if (questions.families != UNKNOWN).all():  # they have no number for an unknown one
+        columns["question_families"] = questions.families
     content = io.BytesIO()
     with h5py.File(content, "w") as file:
         for name, column in columns.items():

@@ -61,7 +61,10 @@ class Dataset:
     """(q,) int32: the questions that count."""
     vocabulary: Vocabulary
     about: dict[str, Any]
-    """Where it comes from and what was left out: to be kept with whatever is learned from it."""
+    """Where it comes from and what was left out: to be kept with whatever is learned from it.
+
+    Its "origin" is CLEVR, CoGenT, CLEVR-Humans, generated or unknown.
+    """
 
     def __len__(self) -> int:
         return len(self.chosen)

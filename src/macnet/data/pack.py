@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from macnet.clevr.pictures import read_picture
 from macnet.clevr.program import VALUES_OF, token_of
 from macnet.clevr.render import refuse_huge
-from macnet.data.clevr import Node, Question, read_questions
+from macnet.data.clevr import Node, Question, read_question_file, read_questions
 from macnet.data.community import read_questions_h5
 from macnet.data.dataset import Dataset, rows_of
 from macnet.data.features import largest_of, open_features
@@ -55,7 +54,7 @@ def pack_split(
     """
     refuse_huge(*size)
     questions = pack_questions(split, vocabulary, cache)
-    columns = Questions(**{f.name: questions.arrays[f.name] for f in fields(Questions)})
+    columns = Questions(**questions.arrays)
     # What is missing is said before hours are spent on what is there.
     if split.images.is_file():
         features = open_features(split.images)
@@ -80,6 +79,7 @@ def pack_split(
         "images": str(split.images.resolve()),
         "packs": [images.folder.name, questions.folder.name],
         "words": questions.about["words"],
+        "origin": questions.about["origin"],
         "left out": len(rows) - len(chosen),
     }
     return Dataset(images.arrays["images"], columns, rows, chosen, vocabulary, about)
@@ -196,24 +196,33 @@ def pack_questions(split: Split, vocabulary: Vocabulary, cache: Path) -> Pack:
     """The columns of `Questions`, in the words of a vocabulary."""
 
     def make(out: Path) -> Mapping[str, Any]:
-        columns, words = _read(split, vocabulary)
-        for field in fields(columns):
-            save_array(out / f"{field.name}.npy", getattr(columns, field.name))
-        return {"words": words}
+        columns, about = _read(split, vocabulary)
+        for name, column in vars(columns).items():
+            save_array(out / f"{name}.npy", column)
+        return about
 
     recipe = {"vocabulary": vocabulary.to_record(), "source": fingerprint([split.questions])}
     return pack(cache, "questions", recipe, make)
 
 
-def _read(split: Split, vocabulary: Vocabulary) -> tuple[Questions, str]:
-    """The columns, and what there is to say of their words."""
+def _read(split: Split, vocabulary: Vocabulary) -> tuple[Questions, dict[str, str]]:
+    """The columns, and what there is to say of their words and of whose they are."""
     if split.kind == "community":
         columns = read_questions_h5(split.questions, vocabulary)
-        return columns, f"{len(columns):,} questions came as numbers, all in the vocabulary"
+        words = f"{len(columns):,} questions came as numbers, all in the vocabulary"
+        return columns, {"words": words, "origin": "unknown"}
     tally = Tally()
-    questions = read_questions(split.questions, kind=split.kind)
+    questions, is_generated = read_question_file(split.questions, kind=split.kind)
     columns = collect(_rows(questions, vocabulary, tally, split))
-    return columns, str(tally)
+    return columns, {"words": str(tally), "origin": _origin(split, is_generated)}
+
+
+def _origin(split: Split, is_generated: bool) -> str:
+    if is_generated:
+        return "generated"
+    if split.kind == "humans":
+        return "CLEVR-Humans"
+    return "CoGenT" if training_split(split.name) == "trainA" else "CLEVR"
 
 
 def _rows(
@@ -234,7 +243,14 @@ def _rows(
                 f"{split.name}"
             )
         program = b"" if question.program is None else _prefix(question.program)
-        yield Row(tokens, answers[question.answer], program, question.image_index)
+        family = question.question_family_index
+        yield Row(
+            tokens,
+            answers[question.answer],
+            program,
+            question.image_index,
+            UNKNOWN if family is None else family,
+        )
 
 
 def _prefix(program: Sequence[Node]) -> bytes:

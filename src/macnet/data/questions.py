@@ -19,7 +19,8 @@ TYPES = tuple(COLUMN_OF)
 """The type of a question is the function its program ends in; there are 13."""
 
 UNKNOWN = -1
-"""Stands for an answer, a type or a question that there is not; losses and counts pass over it."""
+"""Stands for an answer, a type, a family or a question that there is not; losses and counts pass
+over it."""
 
 _PROGRAM_ID = {token: i for i, token in enumerate(PROGRAM_TOKENS)}
 _TYPE_OF = np.full(256, UNKNOWN, np.int8)
@@ -33,6 +34,7 @@ class Row(NamedTuple):
     answer: int  # in the vocabulary's answers, or UNKNOWN
     program: bytes  # what `program_ids` gives; empty where there is none
     image: int  # as the release numbers the images of a split
+    family: int = UNKNOWN  # of the release's 90
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Questions:
     """(Q, L) uint8: prefix form in ids of `PROGRAM_TOKENS`; 0 is padding."""
     images: np.ndarray
     """(Q,) int32: as the release numbers the images of a split."""
+    families: np.ndarray
+    """(Q,) int8: of the release's 90; UNKNOWN where a file tells none."""
 
     def __post_init__(self) -> None:
         lengths = {field.name: len(getattr(self, field.name)) for field in fields(self)}
@@ -90,7 +94,7 @@ def types_of(programs: np.ndarray) -> np.ndarray:
 
 
 def collect(rows: Iterable[Row]) -> Questions:
-    tokens, answers, given, images = zip(*rows, strict=True)
+    tokens, answers, given, images, families = zip(*rows, strict=True)
     padded, lengths = _padded(tokens, np.uint16)
     programs, _ = _padded(given, np.uint8)
     return Questions(
@@ -100,6 +104,7 @@ def collect(rows: Iterable[Row]) -> Questions:
         types_of(programs),
         programs,
         np.array(images, np.int32),
+        np.array(families, np.int8),
     )
 
 

@@ -17,6 +17,13 @@ from macnet.errors import InputError
 from macnet.models.config import MACConfig
 from macnet.models.mac import MACNetwork
 from macnet.models.presets import PRESETS as MAC_PRESETS
+from macnet.models.systems.baselines import (
+    CNNLSTMConfig,
+    CNNLSTMNetwork,
+    LSTMConfig,
+    LSTMNetwork,
+)
+from macnet.models.systems.prior import Prior, PriorConfig
 
 
 class Fit(NamedTuple):
@@ -35,6 +42,12 @@ class Fit(NamedTuple):
 def look_and_read(network: nn.Module, batch: Batch) -> Tensor:
     """Logits (B, answers) of a network that sees images and questions and nothing else."""
     logits: Tensor = network(batch.images, batch.questions)
+    return logits
+
+
+def know_the_type(network: nn.Module, batch: Batch) -> Tensor:
+    """Logits (B, answers) of one that is told the types of questions and nothing else."""
+    logits: Tensor = network(batch.types)
     return logits
 
 
@@ -58,18 +71,37 @@ class Preset(NamedTuple):
     config: Any  # a frozen dataclass
 
 
+def _prior(_: PriorConfig, fit: Fit) -> nn.Module:
+    return Prior(answers=fit.answers)
+
+
+def _lstm(config: LSTMConfig, fit: Fit) -> nn.Module:
+    return LSTMNetwork(config, vocabulary=fit.vocabulary, answers=fit.answers)
+
+
+def _cnn_lstm(config: CNNLSTMConfig, fit: Fit) -> nn.Module:
+    return CNNLSTMNetwork(config, **fit._asdict())
+
+
 def _mac(config: MACConfig, fit: Fit) -> nn.Module:
     seen = {"image": "pixels"} if fit.pixels else {"image": "features", "channels": fit.channels}
     config = replace(config, **seen)
     return MACNetwork(config, vocabulary=fit.vocabulary, answers=fit.answers)
 
 
+Q_TYPE = System("q-type", "Q-type baseline", _prior, know_the_type)
+LSTM = System("lstm", "LSTM", _lstm)
+CNN_LSTM = System("cnn-lstm", "CNN+LSTM", _cnn_lstm)
 MAC = System("mac", "MAC", _mac)
 
-SYSTEMS: Mapping[str, System] = {system.name: system for system in (MAC,)}
+SYSTEMS: Mapping[str, System] = {system.name: system for system in (Q_TYPE, LSTM, CNN_LSTM, MAC)}
+"""In the order of table 1."""
 
 PRESETS: Mapping[str, Preset] = {
     **{name: Preset(MAC, config) for name, config in MAC_PRESETS.items()},
+    "q-type": Preset(Q_TYPE, PriorConfig()),
+    "lstm": Preset(LSTM, LSTMConfig()),
+    "cnn-lstm": Preset(CNN_LSTM, CNNLSTMConfig()),
 }
 
 

@@ -1,0 +1,48 @@
+"""Configurations are frozen dataclasses; here they are changed by name, saved and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+from macnet.errors import InputError
+
+Config = TypeVar("Config")
+
+
+def changed(config: Config, changes: Mapping[str, Any], within: str = "") -> Config:
+    """With other values in some fields; those of a nested configuration can be changed in part.
+
+    Whatever a field does not take, its configuration refuses itself.
+    """
+    assert is_dataclass(config)
+    known = [field.name for field in fields(config)]
+    values = {}
+    for name, value in changes.items():
+        if name not in known:
+            among = f"choose among {', '.join(known)}" if known else "this one has no fields"
+            raise InputError(f"there is no field {within + name!r}; {among}")
+        inner = getattr(config, name)
+        if is_dataclass(inner) and isinstance(value, Mapping):
+            value = changed(inner, value, f"{within}{name}.")
+        if isinstance(inner, tuple) and isinstance(value, list):
+            value = tuple(value)  # JSON knows only lists
+        values[name] = value
+    return replace(config, **values)
+
+
+def to_record(config: Any) -> dict[str, Any]:
+    return asdict(config)
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any], within: str = "") -> list[str]:
+    """Where two records say different things: "recipe.lr is 0.001 there and 0.0001 here"."""
+    found = []
+    for name in [*one, *(name for name in other if name not in one)]:
+        a, b = one.get(name), other.get(name)
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            found += differences(a, b, f"{within}{name}.")
+        elif a != b:
+            found.append(f"{within}{name} is {a!r:.60} there and {b!r:.60} here")
+    return found

@@ -1,0 +1,140 @@
+"""What was measured, for people: tables in a terminal, a line while a network learns, a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.columns import Columns
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from macnet.clevr.families import CATALOGUE
+from macnet.disk import whole_file
+from macnet.evaluation.accuracy import COLUMNS, Results, Share
+from macnet.evaluation.paper import TABLE_1
+
+SHORT = dict(zip(COLUMNS, ("Count", "Exist", "Numbers", "Query", "Compare"), strict=True))
+MOST = 10  # rows of a table whose rest is in the JSON
+WIDE = 1000  # columns, where there is no terminal: nothing is broken or left out there
+
+NOTES: Mapping[str, str] = {
+    "generated": "A generated world: these numbers do not compare with any on CLEVR.",
+    "unknown": "The file does not tell whether this is CLEVR, so no number of the paper is beside.",
+}
+"""By origin of the questions."""
+
+
+def in_one_line(results: Results, split: str) -> str:
+    """`val 87.12% | Count 75.1 Exist 90.2 Numbers 85.0 Query 91.3 Compare 88.8`"""
+    columns = " ".join(
+        f"{SHORT[name]} {100 * share.value:.1f}"
+        for name, share in results.columns.items()
+        if share.count
+    )
+    return f"{split} {_percent(results.overall)}%" + (f" | {columns}" if columns else "")
+
+
+def show(results: Results, *, row: str, what: str, console: Console | None = None) -> None:
+    """Print how a system, by its name in the paper's table 1, did on what it was asked."""
+    if console is None:
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=WIDE)
+    console.print(Text(f"{row} on {what}", style="bold"), soft_wrap=True)
+    console.print(_by_column(results, row))
+    if results.origin in NOTES:
+        console.print(Text(NOTES[results.origin] + "\n"), soft_wrap=True)
+    beside = [table for table in (_by_length(results), _errors(results)) if table.row_count]
+    if beside:
+        console.print(Columns(beside, padding=(0, 3)))
+    if results.off_by_one.count:
+        console.print(Text(_counting(results.off_by_one) + "\n"), soft_wrap=True)
+    if results.families:
+        console.print(_weakest_families(results))
+
+
+def write_predictions(path: Path, predictions: np.ndarray, answers: Sequence[str]) -> None:
+    """One answer a line, in the order of the questions; an empty line where none was asked for."""
+    words = (*answers, "")  # the last is what UNKNOWN, −1, leads to
+    with whole_file(path) as file:
+        file.write("".join(f"{words[i]}\n" for i in predictions.tolist()).encode())
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def _by_column(results: Results, row: str) -> Table:
+    table = _table("", "", "accuracy", "95% interval", "questions")
+    paper = TABLE_1.get(row)
+    beside: dict[str, tuple[float, ...]] = {}
+    if paper and results.origin == "CLEVR":
+        table.add_column("in the paper", justify="right")
+        theirs = (paper.overall, *paper.columns)
+        beside = {name: (value,) for name, value in zip(("Overall", *COLUMNS), theirs, strict=True)}
+    elif paper and paper.humans and results.origin == "CLEVR-Humans":
+        table.add_column("in the paper,\nbefore tuning", justify="right")
+        table.add_column("\nand after", justify="right")
+        beside = {"Overall": paper.humans}
+    for name, share in {"Overall": results.overall, **results.columns}.items():
+        if share.count:
+            low, high = share.interval
+            table.add_row(
+                Text(name, style="bold" if name == "Overall" else ""),
+                _percent(share),
+                f"{100 * low:.2f} – {100 * high:.2f}",
+                f"{share.count:,}",
+                *(f"{value:.1f}" for value in beside.get(name, ())),
+            )
+    return table
+
+
+def _by_length(results: Results) -> Table:
+    table = _table("By length of the program", "steps", "accuracy", "questions")
+    for length, share in results.lengths.items():
+        table.add_row(f"{length:5}", _percent(share), f"{share.count:,}")
+    return table
+
+
+def _errors(results: Results) -> Table:
+    table = _table("Most frequent errors", "answered", "times")
+    for right, given, times in results.confusions()[:MOST]:
+        table.add_row(Text(f"{given} for {right}"), f"{times:,}")
+    return table
+
+
+def _counting(off_by_one: Share) -> str:
+    right, count = off_by_one.right, off_by_one.count
+    return f"Of {count:,} wrong counts, {right:,} are off by one ({_percent(off_by_one)}%)."
+
+
+def _weakest_families(results: Results) -> Table:
+    weakest = sorted(results.families.items(), key=lambda item: (item[1].value, item[0]))[:MOST]
+    title = f"The weakest of {len(results.families)} families"
+    table = _table(title, "family", "accuracy", "questions")
+    table.add_column("which asks, for example")
+    for number, share in weakest:
+        table.add_row(f"{number:6}", _percent(share), f"{share.count:,}", _asked(number))
+    return table
+
+
+def _asked(family: int) -> Text:
+    """The shortest text of a family, its slots left open."""
+    phrases = [phrase for text in CATALOGUE[family].texts for phrase in text]
+    shortest = min(phrases, key=lambda phrase: len(phrase.pattern))
+    return Text(shortest.pattern % tuple(f"<{slot[0]}>{slot[1:]}" for slot in shortest.slots))
+
+
+def _table(title: str, first: str, *numbers: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold")
+    table.add_column(first)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _percent(share: Share) -> str:
+    return f"{100 * share.value:.2f}"

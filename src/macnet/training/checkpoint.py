@@ -1,0 +1,136 @@
+"""Checkpoints: files of tensors that say themselves what they are.
+
+They are safetensors files, whose header holds the description as JSON and a checksum of all that
+follows. Nothing in them is ever executed. A new one takes the place of the old one only when it is
+whole and on the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from macnet.configuration import changed
+from macnet.data.vocab import Vocabulary
+from macnet.disk import refuse_no_file, whole_file
+from macnet.errors import InputError
+from macnet.models.registry import Fit, System, find_preset
+
+FORMAT = 1
+BEST, LAST = "best.safetensors", "last.safetensors"
+NEW_WORD = 0.01  # the spread of new words' vectors, as clevr-iep has it
+
+
+class Checkpoint(NamedTuple):
+    about: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def write_checkpoint(path: Path, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps({"format": FORMAT, **about}, sort_keys=True)
+    content = save(plain, {"macnet": text, "checksum": _checksum(text, plain)})
+    with whole_file(path) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    refuse_no_file(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise InputError(f"{path}: it is damaged, or no checkpoint ({error})") from None
+    if "macnet" not in header:
+        raise InputError(f"{path}: these weights do not say what they are of; not a checkpoint")
+    if header.get("checksum") != _checksum(header["macnet"], tensors):
+        raise InputError(f"{path}: it is damaged; its content is not as it was written")
+    about = json.loads(header["macnet"])
+    if about["format"] != FORMAT:
+        raise InputError(f"{path}: written in format {about['format']}, by another version")
+    return Checkpoint(about, tensors)
+
+
+def _checksum(text: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.blake2b(text.encode(), digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        digest.update(f"{name}\t{tensor.dtype}\t{tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+# --- networks from checkpoints ---------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network that has learned, and what is to be known of it."""
+
+    system: System
+    config: Any
+    fit: Fit
+    vocabulary: Vocabulary
+    weights: Mapping[str, Tensor]
+    about: Mapping[str, Any]
+    path: Path
+
+    def network(self) -> nn.Module:
+        network = self.system.build(self.config, self.fit)
+        load_weights(network, self.weights, self.path)
+        return network.eval()
+
+
+def open_trained(run: Path, which: str = BEST) -> Trained:
+    """The best of a run by its folder, or any checkpoint of weights by its file."""
+    path = run / which if run.is_dir() else run
+    if run.is_dir() and not path.exists():
+        raise InputError(f"{run}: there is no {path.name} in it; has it been validated yet?")
+    about, tensors = read_checkpoint(path)
+    if "model" not in about or "state" in about:
+        raise InputError(f"{path}: it is for going on with training; give the folder or {BEST}")
+    preset = find_preset(about["preset"])
+    return Trained(
+        preset.system,
+        changed(preset.config, about["model"]),
+        Fit(**about["fit"]),
+        Vocabulary.from_record(about["vocabulary"], str(path)),
+        tensors,
+        about,
+        path,
+    )
+
+
+def load_weights(network: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
+    """Into a network of the same shapes; an embedding may have more words, which are then new."""
+    own = network.state_dict()
+    for name in [*own, *weights]:
+        if name not in weights or name not in own:
+            where = "the checkpoint" if name not in weights else "the network"
+            raise InputError(
+                f"{path}: {where} has no {name!r}; this is a checkpoint of another configuration"
+            )
+    for name, room in own.items():
+        new = weights[name]
+        if name.endswith("embedding.weight") and len(new) < len(room):
+            room[len(new) :].normal_(std=NEW_WORD)
+            room = room[: len(new)]
+        if room.shape != new.shape:
+            raise InputError(
+                f"{path}: {name!r} is {tuple(new.shape)}, but {tuple(room.shape)} is wanted; this "
+                "is a checkpoint of another configuration, or of other images"
+            )
+        room.copy_(new)

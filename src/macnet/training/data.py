@@ -1,0 +1,123 @@
+"""What a network learns from and is validated on: datasets, or the generated world without an end."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+
+from macnet import parallel
+from macnet.clevr.world import World
+from macnet.data.batches import Batches, Source
+from macnet.data.dataset import Dataset, Subset
+from macnet.data.mixture import Mixture, positions
+from macnet.data.questions import UNKNOWN
+from macnet.data.stream import EndlessBatches
+from macnet.data.vocab import Vocabulary
+from macnet.errors import InputError
+from macnet.models.registry import Fit
+from macnet.training.recipes import Recipe
+
+EPOCH = 700_000  # questions of an endless world that count as one: as many as CLEVR has
+
+
+@dataclass(frozen=True)
+class Lessons:
+    train: Dataset | World
+    """A world is drawn as it is learned from, each image once."""
+    val: Dataset
+    old: Dataset | None = None
+    """What the network has learned from before, to be mixed in: it forgets less."""
+    share: float = 0.0
+    """Of batches that are old."""
+
+    def __post_init__(self) -> None:
+        for dataset in filter(None, (self.train, self.val, self.old)):
+            if isinstance(dataset, Dataset):
+                _refuse_unfit(dataset, like=self.val)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.val.vocabulary
+
+    def fit(self) -> Fit:
+        """What a network must fit to learn from these."""
+        _, height, width, channels = self.val.images.shape
+        words, answers = self.vocabulary.words, self.vocabulary.answers
+        pixels = self.val.images.dtype.kind == "u"
+        return Fit(len(words), len(answers), pixels, channels, height, width)
+
+    def open(
+        self,
+        recipe: Recipe,
+        subset: Subset | None,
+        *,
+        seed: int,
+        device: torch.device,
+        position: int,
+        workers: int,
+        compile: bool = False,
+    ) -> Source:
+        """Batches of this process, from the position on where an earlier run stopped."""
+        if recipe.images % parallel.size():
+            raise InputError(
+                f"recipe.images is {recipe.images}; it must be a multiple of the "
+                f"{parallel.size()} processes that share a batch"
+            )
+        images = recipe.images // parallel.size()
+        shard = parallel.rank(), parallel.size()
+        if isinstance(self.train, World):
+            world = replace(self.train, questions_per_image=recipe.questions)
+            return EndlessBatches(
+                world,
+                self.vocabulary,
+                images=images,
+                device=device,
+                workers=workers,
+                shard=shard,
+                position=position,
+                compile=compile,
+            )
+
+        def batches(dataset: Dataset, position: int) -> Batches:
+            return Batches(
+                dataset,
+                images=images,
+                questions=recipe.questions,
+                seed=seed,
+                device=device,
+                shard=shard,
+                position=position,
+            )
+
+        train = self.train if subset is None else self.train.subset(subset)
+        if self.old is None:
+            return batches(train, position)
+        new, old = positions(position, self.share)
+        return Mixture(batches(train, new), batches(self.old, old), self.share)
+
+    def record(self) -> dict[str, Any]:
+        """For whoever wants to know, and to see that a run goes on with the same."""
+        train = asdict(self.train) if isinstance(self.train, World) else self.train.about
+        old = None if self.old is None else {"share": self.share, **self.old.about}
+        return {"train": train, "val": self.val.about, "old": old}
+
+
+def steps_of_epoch(source: Source, recipe: Recipe) -> int:
+    return source.steps or -(-EPOCH // (recipe.images * recipe.questions))
+
+
+def _refuse_unfit(dataset: Dataset, like: Dataset) -> None:
+    where = dataset.about.get("questions", "the dataset")
+    if len(dataset) == 0:
+        raise InputError(f"{where}: there is no question in it")
+    if (dataset.questions.answers[dataset.chosen] == UNKNOWN).any():
+        raise InputError(f"{where}: its questions have no answers, so nothing can be learned")
+    if dataset.vocabulary != like.vocabulary:
+        raise InputError(f"{where}: it is in other words than {like.about.get('questions')}")
+    if dataset.images.shape[1:] != like.images.shape[1:] or dataset.images.dtype != like.images.dtype:
+        raise InputError(
+            f"{where}: its images are {dataset.images.shape[1:]} of {dataset.images.dtype}, those "
+            f"to be validated on {like.images.shape[1:]} of {like.images.dtype}"
+        )

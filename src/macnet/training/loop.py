@@ -1,0 +1,166 @@
+"""The loop of a stage: learn, look how it goes, validate, save, and end when it is time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+
+from macnet import parallel
+from macnet.data.vocab import ANSWERS
+from macnet.errors import InputError
+from macnet.evaluation.accuracy import Results
+from macnet.evaluation.report import in_one_line
+from macnet.models.registry import System
+from macnet.progress import Advance, progress
+from macnet.training.checkpoint import LAST
+from macnet.training.interrupts import Interrupts
+from macnet.training.record import Record
+from macnet.training.run import Run, Standing
+from macnet.training.schedule import Schedule
+from macnet.training.step import Learner, Meters
+
+LOOK = 10  # steps between looks at how it goes, each of which waits for the device
+LINES = 50  # of the record, in an epoch
+HOPELESS = 10  # times the loss of a guess among the answers: nothing comes back from there
+
+Validate = Callable[[System, torch.nn.Module], Results]
+
+
+class Loop:
+    """A stage on its way; how far it has come is in `standing`."""
+
+    def __init__(
+        self,
+        name: str,
+        learner: Learner,
+        validate: Validate,
+        run: Run,
+        record: Record,
+        standing: Standing,
+        *,
+        steps_per_epoch: int,
+        save_every: float,
+    ) -> None:
+        self._name, self._learner, self._validate = name, learner, validate
+        self._run, self._record, self.standing = run, record, standing
+        recipe = learner.recipe
+        self._patience, self._batch = recipe.patience, recipe.images * recipe.questions
+        self._steps = max(1, round(recipe.epochs * steps_per_epoch))
+        self._schedule = Schedule(recipe, self._steps, steps_per_epoch, standing.losses)
+        self._epoch = steps_per_epoch
+        self._between = max(1, round(recipe.validate * steps_per_epoch))
+        self._line = max(1, steps_per_epoch // LINES)
+        self._look = 1 if learner.device.type == "cpu" and parallel.size() == 1 else LOOK
+        self._save_every, self._saved = save_every, time.monotonic()
+        self._began = time.monotonic() - standing.seconds
+
+    def run(self) -> None:
+        """To the end of the stage."""
+        now = self.standing
+        size = self._steps * self._batch, now.step * self._batch
+        with Interrupts() as interrupts, progress(self._name, "questions", *size) as advance:
+            while not self._is_over():
+                self._learner.step(now.step, self._schedule.rate(now.step))
+                now.step += 1
+                now.questions += self._batch
+                if self._is_time(self._look, self._line, self._epoch, self._between):
+                    self._look_at_it(advance)
+                    self._save_or_stop(interrupts)
+        why = "all epochs are over" if now.step == self._steps else "early stopping"
+        self._record.write(kind="end", stage=self._name, step=now.step, why=why)
+
+    def save(self) -> None:
+        self.standing.seconds = time.monotonic() - self._began
+        self._record.sync()
+        self.standing.record = self._record.size
+        self._run.save(self.standing, self._learner.state())
+        self._saved = time.monotonic()
+
+    def _is_over(self) -> bool:
+        stopped = 0 < self._patience <= self.standing.waited
+        return stopped or self.standing.step >= self._steps
+
+    def _is_time(self, *every: int) -> bool:
+        """Whether a step is one of every so many, or the last. All processes think the same."""
+        step = self.standing.step
+        return step == self._steps or any(step % few == 0 for few in every)
+
+    def _look_at_it(self, advance: Advance) -> None:
+        now, meters = self.standing, self._learner.meters()
+        since = meters.since(Meters(*now.at_line)) if now.at_line else meters
+        self._refuse_divergence(since)
+        rate = self._schedule.rate(now.step - 1)
+        loss = since.loss / since.counted
+        advance.to(now.step * self._batch, f"loss {loss:.4f}, lr {rate:.1e}")
+        if self._is_time(self._line):
+            steps = self._line if now.step % self._line == 0 else now.step % self._line
+            self._write(
+                "train",
+                loss=loss,
+                accuracy=since.right / max(since.asked, 1),
+                lr=rate,
+                gradient_norm=since.gradient_norm / steps,
+            )
+            now.at_line = list(meters)
+        if now.step % self._epoch == 0:
+            epoch = meters.since(Meters(*now.at_epoch)) if now.at_epoch else meters
+            self._schedule.after_epoch(epoch.loss / epoch.counted)
+            now.at_epoch = list(meters)
+        if self._is_time(self._between):
+            self._take_stock(advance)
+
+    def _take_stock(self, advance: Advance) -> None:
+        """Validate, and see whether it was ever better."""
+        now, network = self.standing, self._learner.evaluated()
+        results = self._validate(self._learner.system, network)
+        better = results.overall.value > now.best
+        now.waited = 0 if better else now.waited + 1
+        if better:
+            now.best = results.overall.value
+            self._run.remember(results.accuracies(), network.state_dict())
+        self._write("validation", accuracy=results.accuracies(), best=better)
+        advance.say(f"epoch {now.step / self._epoch:.2f}: {in_one_line(results)}")
+
+    def _write(self, kind: str, **numbers: object) -> None:
+        now = self.standing
+        now.seconds = time.monotonic() - self._began
+        self._record.write(
+            kind=kind,
+            stage=self._name,
+            step=now.step,
+            epoch=now.step / self._epoch,
+            questions=now.questions,
+            seconds=now.seconds,
+            **numbers,
+        )
+
+    def _save_or_stop(self, interrupts: Interrupts) -> None:
+        """What any process was asked to do, all do: each has its share of what is saved."""
+        due = parallel.is_first() and time.monotonic() - self._saved >= self._save_every
+        wishes = torch.tensor([interrupts.asked, due], dtype=torch.int32, device=self._learner.device)
+        stop, save = parallel.sum_over_all(wishes).tolist()
+        if stop or save:
+            self.save()
+        if stop:
+            raise KeyboardInterrupt(
+                f"stopped after step {self.standing.step:,} and saved to {self._run.folder}; the "
+                "same command with --resume goes on from there"
+            )
+
+    def _refuse_divergence(self, since: Meters) -> None:
+        loss = since.loss / since.counted
+        guess = math.log(len(ANSWERS))
+        if all(map(math.isfinite, since)) and loss < HOPELESS * guess:
+            return
+        self._record.write(kind="end", stage=self._name, step=self.standing.step, why="diverged")
+        rate = self._schedule.rate(self.standing.step - 1)
+        saved = (self._run.folder / LAST).exists()
+        raise InputError(
+            f"{self._run.folder}: the loss was {loss:.3g} at step {self.standing.step:,}, learning "
+            f"at {rate:.1e}, and will not recover; try a smaller --recipe.lr, a longer "
+            "--recipe.warm-up, a smaller --recipe.clip or --recipe.precision float32"
+            + (f" ({LAST} is of an earlier, sound step)" if saved else "")
+        )

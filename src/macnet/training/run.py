@@ -1,0 +1,135 @@
+"""The folder of a run: what the run is, how far it has come, and nobody else in it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from macnet import parallel
+from macnet.configuration import differences
+from macnet.disk import alone_in, read_json, write_json
+from macnet.errors import InputError
+from macnet.training.checkpoint import BEST, LAST, Checkpoint, read_checkpoint, write_checkpoint
+
+ABOUT, RECORD, CURVE = "run.json", "log.jsonl", "curve.png"
+
+
+@dataclass
+class Standing:
+    """How far a run has come: what a checkpoint keeps beside tensors."""
+
+    stage: int = 0
+    questions: int = 0
+    seconds: float = 0.0
+    record: int = 0
+    """Bytes of the record."""
+    over: bool = False
+
+    # Of the stage:
+    step: int = 0
+    best: float = -1.0
+    """The highest validation accuracy."""
+    waited: int = 0
+    """Validations since then."""
+    losses: list[float] = field(default_factory=list)
+    """Of the epochs."""
+    at_line: list[float] = field(default_factory=list)
+    """What the meters showed at the last line of the record,"""
+    at_epoch: list[float] = field(default_factory=list)
+    """and at the end of the last epoch."""
+
+    def next_stage(self) -> Standing:
+        return Standing(self.stage + 1, self.questions, self.seconds, self.record)
+
+
+class Run:
+    """What is on disk of a run. Of several processes only the first has a folder; it tells."""
+
+    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+        self.folder = folder
+        self.about = json.loads(json.dumps(about))  # as it will be read
+        self._best: tuple[dict[str, Any], dict[str, Tensor]] | None = None
+
+    @contextmanager
+    def held(self, *, resume: bool) -> Iterator[Checkpoint | None]:
+        """With nobody else in its folder; gives where it stands, if it was begun before."""
+        with alone_in(self.folder) if parallel.is_first() else nullcontext():
+            found = self._begun(resume) if parallel.is_first() else None
+            yield parallel.from_first(found)
+
+    def _begun(self, resume: bool) -> Checkpoint | None:
+        path, last = self.folder / ABOUT, self.folder / LAST
+        if not path.exists():
+            if any(self.folder.iterdir()):
+                raise InputError(
+                    f"{self.folder}: it is not empty, and holds no run; choose another --out"
+                )
+            write_json(path, self.about)
+            return None
+        if not resume:
+            raise InputError(
+                f"{self.folder}: it holds a run already; go on with it by --resume, or choose "
+                "another --out"
+            )
+        if others := differences(read_json(path), self.about):
+            more = f" (and {len(others) - 1} more)" if others[1:] else ""
+            raise InputError(
+                f"{self.folder}: it holds a run of another configuration: {others[0]}{more}; "
+                "choose another --out"
+            )
+        return read_checkpoint(last) if last.exists() else None
+
+    def remember(self, accuracy: Mapping[str, float], weights: Mapping[str, Tensor]) -> None:
+        """The best network so far, to be written when next the run is saved."""
+        if parallel.is_first():
+            copies = {name: tensor.detach().clone() for name, tensor in weights.items()}
+            self._best = {**self.about, "accuracy": accuracy}, copies
+
+    def save(self, standing: Standing, state: Mapping[str, Tensor]) -> None:
+        """All that going on takes. The best goes first: whoever repeats a step finds it again."""
+        randomness = parallel.gathered(_randomness())
+        if parallel.is_first():
+            if self._best is not None:
+                write_checkpoint(self.folder / BEST, *self._best)
+                self._best = None
+            tensors = {
+                f"random/{rank}/{kind}": value
+                for rank, own in enumerate(randomness)
+                for kind, value in own.items()
+            }
+            about = {**self.about, "standing": asdict(standing)}
+            write_checkpoint(self.folder / LAST, about, {**state, **tensors})
+
+    def best(self) -> dict[str, Tensor]:
+        """The weights of the best network that was saved."""
+        first = parallel.is_first()
+        weights: dict[str, Tensor] = parallel.from_first(
+            read_checkpoint(self.folder / BEST).tensors if first else None
+        )
+        return weights
+
+
+# --- randomness ------------------------------------------------------------------------------
+
+
+def _randomness() -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_randomness(tensors: Mapping[str, Tensor]) -> None:
+    """Of this process, unless more go on than were stopped."""
+    own = f"random/{parallel.rank()}"
+    if f"{own}/cpu" in tensors:
+        torch.set_rng_state(tensors[f"{own}/cpu"])
+    if f"{own}/cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors[f"{own}/cuda"])

@@ -1,0 +1,181 @@
+"""Training: a network, taught stage by stage, that can be stopped at any moment and go on.
+
+    trainer = Trainer(Path("RUN"), plan, lessons, device=torch.device("cuda"))
+    trainer.train(resume=False)
+
+What a stage does is data (`recipes`); nothing here knows one system from another.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from macnet import parallel
+from macnet.configuration import to_record
+from macnet.evaluation.accuracy import Results, measure
+from macnet.evaluation.answering import Answering
+from macnet.models.registry import System, find_preset
+from macnet.training.checkpoint import Checkpoint, Trained, load_weights
+from macnet.training.curve import draw_curve
+from macnet.training.data import Lessons, steps_of_epoch
+from macnet.training.loop import Loop
+from macnet.training.objectives import OBJECTIVES
+from macnet.training.recipes import TEACHINGS, Recipe, Stage, of_stage
+from macnet.training.record import Record
+from macnet.training.run import CURVE, RECORD, Run, Standing, restore_randomness
+from macnet.training.step import Learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is trained, and how. With the same data, equal plans give equal networks."""
+
+    preset: str
+    model: Any
+    """A configuration of the preset's system."""
+    recipe: Recipe
+    seed: int = 0
+    start: Trained | None = None
+    """What was learned before, to go on from."""
+
+    @property
+    def system(self) -> System:
+        return find_preset(self.preset).system
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        return TEACHINGS[self.system.name].stages
+
+    def to_record(self) -> dict[str, Any]:
+        return {
+            "preset": self.preset,
+            "system": self.system.name,
+            "model": to_record(self.model),
+            "recipe": to_record(self.recipe),
+            "stages": [to_record(stage) for stage in self.stages],
+            "seed": self.seed,
+            "start": self.start and str(self.start.path.resolve()),
+        }
+
+
+class Trainer:
+    def __init__(
+        self,
+        folder: Path,
+        plan: Plan,
+        lessons: Lessons,
+        *,
+        device: torch.device,
+        workers: int = 0,
+        save_every: float = 60.0,
+        tensorboard: bool = False,
+        capture: bool = True,
+        compile: bool = False,
+    ) -> None:
+        """`save_every`: seconds. `compile`: the world's pictures, if it is drawn as it is learned.
+
+        Without `capture`, steps on CUDA are launched piece by piece, which is slower.
+        """
+        self.plan, self.lessons = plan, lessons
+        about = {
+            **plan.to_record(),
+            "fit": lessons.fit()._asdict(),
+            "vocabulary": lessons.vocabulary.to_record(),
+            "data": lessons.record(),
+        }
+        self._run = Run(folder, about)
+        self._device, self._workers, self._save_every = device, workers, save_every
+        self._tensorboard, self._capture, self._compile = tensorboard, capture, compile
+        self._answering: Answering | None = None
+
+    def train(self, *, resume: bool = False) -> bool:
+        """To the end; False if that was reached before."""
+        with self._run.held(resume=resume) as checkpoint:
+            standing = Standing(**checkpoint.about["standing"]) if checkpoint else Standing()
+            if standing.over:
+                return False
+            network = self._build()
+            first = parallel.is_first()
+            folder = self._run.folder
+            logs = folder / "tensorboard" if self._tensorboard else None
+            with Record(folder / RECORD if first else None, standing.record, logs) as record:
+                for stage in self.plan.stages[standing.stage :]:
+                    standing = self._teach(stage, network, standing, checkpoint, record)
+                    checkpoint = None
+            if first:
+                draw_curve(folder / RECORD, folder / CURVE, self.plan.preset)
+        return True
+
+    def _build(self) -> nn.Module:
+        seed, start = self.plan.seed, self.plan.start
+        torch.manual_seed(seed)  # every process builds the same network,
+        network = self.plan.system.build(self.plan.model, self.lessons.fit())
+        if start is not None:
+            load_weights(network, start.weights, start.path)
+        torch.manual_seed(seed * 1_000_003 + 1 + parallel.rank())  # and drops in its own way
+        return network.to(self._device)
+
+    def _teach(
+        self,
+        stage: Stage,
+        network: nn.Module,
+        standing: Standing,
+        checkpoint: Checkpoint | None,
+        record: Record,
+    ) -> Standing:
+        """One stage, from where it stands to its end; gives where the next one stands."""
+        recipe = of_stage(self.plan.recipe, stage)
+        source = self.lessons.open(
+            recipe,
+            stage.subset,
+            seed=self.plan.seed,
+            device=self._device,
+            position=standing.step,
+            workers=self._workers,
+            compile=self._compile,
+        )
+        with closing(source):
+            if standing.stage > 0 and checkpoint is None and stage.begins == "best":
+                load_weights(network, self._run.best(), self._run.folder)
+            objective = OBJECTIVES[stage.objective]
+            learner = Learner(
+                self.plan.system,
+                network,
+                objective,
+                recipe,
+                source,
+                self._device,
+                capture=self._capture,
+            )
+            if checkpoint is not None:
+                learner.restore(checkpoint.tensors)
+                restore_randomness(checkpoint.tensors)
+            loop = Loop(
+                stage.name,
+                learner,
+                self._validate,
+                self._run,
+                record,
+                standing,
+                steps_per_epoch=steps_of_epoch(source, recipe),
+                save_every=self._save_every,
+            )
+            if standing.stage > 0 and checkpoint is None:
+                loop.save()  # or the best of this stage could be taken for that of the one before
+            loop.run()
+            standing.over = stage is self.plan.stages[-1]
+            loop.save()
+        return standing.next_stage()
+
+    def _validate(self, system: System, network: nn.Module) -> Results:
+        dataset = self.lessons.val
+        if self._answering is None:  # opened when first it is wanted: images go to the device
+            precision = self.plan.recipe.precision
+            self._answering = Answering(dataset, device=self._device, precision=precision)
+        return measure(dataset, self._answering(system, network))
