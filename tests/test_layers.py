@@ -102,7 +102,7 @@ def test_every_module_has_a_place_and_imports_only_from_above() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("macnet"):
                 package = (node.module or "").removeprefix("macnet").removeprefix(".")
-                names = {f"{package}.{alias.name}" for alias in node.names}
+                names = {f"{package}.{alias.name}".lstrip(".") for alias in node.names}
                 for source in names & set(ORDER) or {package}:
                     if ORDER.index(source) >= ORDER.index(name):
                         offences.append(f"{name} imports {source}")
