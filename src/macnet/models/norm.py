@@ -52,7 +52,7 @@ def _of_all(x: Tensor) -> tuple[Tensor, Tensor]:
     shares[parallel.rank()] = torch.stack(torch.var_mean(x, (0, 2, 3), correction=0))
     within, means = parallel.sum_over_all(shares).unbind(1)  # (processes, C)
     between, mean = torch.var_mean(means, 0, correction=0)
-    return mean, within.mean(0) + 0 * between
+    return mean, within.mean(0) + between
 
 
 class _Normalise(Function):
