@@ -84,7 +84,7 @@ def test_the_end_is_told_at_once(clock: Clock, capsys: pytest.CaptureFixture[str
         clock.now += 4
         advance(20)
         assert capsys.readouterr().err == ""
-        advance(10)
+        advance.to(30)
     captured = capsys.readouterr()
     assert captured.err == "packing 30/30, 7.5 images/s, 0:00 left\n"
     assert captured.out == ""

@@ -74,7 +74,7 @@ def test_stopped_and_gone_on_is_never_stopped(
     """A run is stopped after some lines, halfway in the next; its checkpoint is older."""
     path = tmp_path_factory.mktemp("run") / "log.jsonl"
     sizes = [0]
-    keep: int | None = None
+    keep = 0
     for saved, more, torn in [*stops, (total, total, 0)]:
         with Record(path, keep) as record:
             for step in range(len(sizes) - 1, max(saved, more)):
@@ -98,10 +98,18 @@ def test_a_new_run_begins_anew(tmp_path: Path) -> None:
     assert read_record(path) == [train(4)]
 
 
+def test_other_processes_write_nothing(tmp_path: Path) -> None:
+    with Record(None, 0, tmp_path / "boards") as record:
+        record.write(**train(1))
+        record.sync()
+        assert record.size == 0
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("content", "keep", "expected"),
     [
-        (None, 0, "there is no such file"),
+        (None, 5, "there is no such file"),
         (b'{"kind": "end", "why": ""}\n', 26, "knows 26 bytes of it, but it has 27"),
         (b'{"kind": "end", "why": ""}\n', 28, "knows 28 bytes of it, but it has 27"),
         (b'{"kind": "end", "why": "\n', 25, "line 1 is damaged"),

@@ -33,7 +33,11 @@ class Advance:
         self._start = self._last_line = time.monotonic()
 
     def __call__(self, count: int, note: str | None = None) -> None:
-        self._now += count
+        self.to(self._now + count, note)
+
+    def to(self, now: int, note: str | None = None) -> None:
+        """For those who know how many units there are by now."""
+        self._now = now
         self._note = self._note if note is None else note
         self._show()
 

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,42 +22,48 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 PLACE = ("stage", "step", "epoch", "questions", "seconds")
-MEASURED = ("loss", "accuracy", "lr", "questions_per_second", "gradient_norm")
 FIELDS: Mapping[str, tuple[str, ...]] = {
-    "train": (*PLACE, *MEASURED),
+    "train": (*PLACE, "loss", "accuracy", "lr"),
     "validation": (*PLACE, "accuracy", "best"),
     "end": ("why",),
 }
-"""What a line of each kind has. The accuracy of a validation is a record: overall, by column."""
+"""What a line of each kind has at least. A validation's accuracy is a record: overall, by column.
+A stage counts its own steps and epochs; questions and seconds are those of the run."""
 
 
 class Record:
-    """The record of a run, open to be written to."""
+    """The record of a run, open to be written to.
 
-    def __init__(
-        self, path: Path, keep: int | None = None, tensorboard: Path | None = None
-    ) -> None:
-        """Keeps that many bytes of what is there; without a number, begins anew.
+    It goes on after the bytes to keep of what is there; with none, it begins anew. In the folder
+    `tensorboard`, each stage becomes a run of TensorBoard's. Without a path nothing is written:
+    of several processes, only the first has one.
+    """
 
-        In the folder `tensorboard`, each stage becomes a run of TensorBoard's.
-        """
-        self.path = path
+    def __init__(self, path: Path | None, keep: int = 0, tensorboard: Path | None = None) -> None:
+        self._file: FileIO | None = None
+        self._boards: Boards | None = None
+        if path is None:
+            return
         kept = _kept(path, keep)
-        self._boards = Boards(tensorboard, kept) if tensorboard else None
+        if tensorboard is not None:
+            self._boards = Boards(tensorboard, kept)
         with _naming(path):
-            self._file = path.open("wb" if keep is None else "r+b", buffering=0)
-            self._file.seek(self._file.truncate(keep or 0))
+            self._file = path.open("r+b" if keep else "wb", buffering=0)
+            self._file.seek(self._file.truncate(keep))
+        self._path = path
 
     @property
     def size(self) -> int:
         """Bytes so far: what a checkpoint remembers."""
-        return self._file.tell()
+        return self._file.tell() if self._file else 0
 
     def write(self, **fields: Any) -> None:
         """Add a line, of one of the kinds in `FIELDS`."""
+        if self._file is None:
+            return
         left = json.dumps(_finite(fields)).encode() + b"\n"
         before = self.size
-        with _naming(self.path):
+        with _naming(self._path):
             try:
                 while left:
                     left = left[self._file.write(left) :]
@@ -68,12 +75,14 @@ class Record:
 
     def sync(self) -> None:
         """Wait until all of it would outlast a power cut."""
-        with _naming(self.path):
-            os.fsync(self._file.fileno())
+        if self._file is not None:
+            with _naming(self._path):
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._file.close()
-        if self._boards:
+        if self._file is not None:
+            self._file.close()
+        if self._boards is not None:
             self._boards.close()
 
     def __enter__(self) -> Self:
@@ -102,7 +111,10 @@ class Boards:
         kind = line["kind"]
         if kind not in ("train", "validation"):
             return
-        values = line["accuracy"] if kind == "validation" else {k: line[k] for k in MEASURED}
+        if kind == "validation":
+            values = line["accuracy"]
+        else:
+            values = {name: line[name] for name in line if name not in ("kind", *PLACE)}
         with _naming(self._folder):
             writer = self._writer(line["stage"])
             for name, value in values.items():
@@ -136,13 +148,13 @@ def read_record(path: Path) -> list[dict[str, Any]]:
     return _lines(path, path.read_bytes())
 
 
-def _kept(path: Path, keep: int | None) -> list[dict[str, Any]]:
+def _kept(path: Path, keep: int) -> list[dict[str, Any]]:
     """The lines that a run goes on from, if they are still those that its checkpoint knew."""
-    if keep is None:
+    if keep == 0:
         return []
     refuse_no_file(path)
     content = path.read_bytes()
-    if len(content) < keep or (keep and content[keep - 1 : keep] != b"\n"):
+    if content[keep - 1 : keep] != b"\n":
         raise InputError(
             f"{path}: the checkpoint knows {keep:,} bytes of it, but it has {len(content):,} and "
             "no line that ends there; it was changed, and the run cannot go on"
