@@ -1,4 +1,4 @@
-"""What a network learns from and is validated on: datasets, or the generated world without an end."""
+"""What a network learns from and is validated on: datasets, or the generated world itself."""
 
 from __future__ import annotations
 
@@ -116,7 +116,10 @@ def _refuse_unfit(dataset: Dataset, like: Dataset) -> None:
         raise InputError(f"{where}: its questions have no answers, so nothing can be learned")
     if dataset.vocabulary != like.vocabulary:
         raise InputError(f"{where}: it is in other words than {like.about.get('questions')}")
-    if dataset.images.shape[1:] != like.images.shape[1:] or dataset.images.dtype != like.images.dtype:
+    if (
+        dataset.images.shape[1:] != like.images.shape[1:]
+        or dataset.images.dtype != like.images.dtype
+    ):
         raise InputError(
             f"{where}: its images are {dataset.images.shape[1:]} of {dataset.images.dtype}, those "
             f"to be validated on {like.images.shape[1:]} of {like.images.dtype}"

@@ -56,6 +56,7 @@ class Loop:
         self._look = 1 if learner.device.type == "cpu" and parallel.size() == 1 else LOOK
         self._save_every, self._saved = save_every, time.monotonic()
         self._began = time.monotonic() - standing.seconds
+        self._shown, self._lined = standing.questions, (standing.questions, standing.seconds)
 
     def run(self) -> None:
         """To the end of the stage."""
@@ -69,11 +70,12 @@ class Loop:
                 if self._is_time(self._look, self._line, self._epoch, self._between):
                     self._look_at_it(advance)
                     self._save_or_stop(interrupts)
-        why = "all epochs are over" if now.step == self._steps else "early stopping"
-        self._record.write(kind="end", stage=self._name, step=now.step, why=why)
+        self._write(
+            "end", why="all epochs are over" if now.step == self._steps else "early stopping"
+        )
 
     def save(self) -> None:
-        self.standing.seconds = time.monotonic() - self._began
+        self.standing.seconds = self._seconds()
         self._record.sync()
         self.standing.record = self._record.size
         self._run.save(self.standing, self._learner.state())
@@ -94,14 +96,18 @@ class Loop:
         self._refuse_divergence(since)
         rate = self._schedule.rate(now.step - 1)
         loss = since.loss / since.counted
-        advance.to(now.step * self._batch, f"loss {loss:.4f}, lr {rate:.1e}")
+        advance(now.questions - self._shown, f"loss {loss:.4f}, lr {rate:.1e}")
+        self._shown = now.questions
         if self._is_time(self._line):
             steps = self._line if now.step % self._line == 0 else now.step % self._line
+            questions, seconds = self._lined
+            self._lined = now.questions, self._seconds()
             self._write(
                 "train",
                 loss=loss,
                 accuracy=since.right / max(since.asked, 1),
                 lr=rate,
+                questions_per_second=(now.questions - questions) / (self._seconds() - seconds),
                 gradient_norm=since.gradient_norm / steps,
             )
             now.at_line = list(meters)
@@ -122,25 +128,30 @@ class Loop:
             now.best = results.overall.value
             self._run.remember(results.accuracies(), network.state_dict())
         self._write("validation", accuracy=results.accuracies(), best=better)
-        advance.say(f"epoch {now.step / self._epoch:.2f}: {in_one_line(results)}")
+        advance.say(f"epoch {now.step / self._epoch:.2f}: {in_one_line(results, 'val')}")
 
     def _write(self, kind: str, **numbers: object) -> None:
         now = self.standing
-        now.seconds = time.monotonic() - self._began
         self._record.write(
             kind=kind,
             stage=self._name,
             step=now.step,
             epoch=now.step / self._epoch,
             questions=now.questions,
-            seconds=now.seconds,
+            seconds=self._seconds(),
             **numbers,
         )
+
+    def _seconds(self) -> float:
+        """Since the run began, without the time it stood still."""
+        return time.monotonic() - self._began
 
     def _save_or_stop(self, interrupts: Interrupts) -> None:
         """What any process was asked to do, all do: each has its share of what is saved."""
         due = parallel.is_first() and time.monotonic() - self._saved >= self._save_every
-        wishes = torch.tensor([interrupts.asked, due], dtype=torch.int32, device=self._learner.device)
+        wishes = torch.tensor(
+            [interrupts.asked, due], dtype=torch.int32, device=self._learner.device
+        )
         stop, save = parallel.sum_over_all(wishes).tolist()
         if stop or save:
             self.save()
@@ -155,7 +166,7 @@ class Loop:
         guess = math.log(len(ANSWERS))
         if all(map(math.isfinite, since)) and loss < HOPELESS * guess:
             return
-        self._record.write(kind="end", stage=self._name, step=self.standing.step, why="diverged")
+        self._write("end", why="diverged")
         rate = self._schedule.rate(self.standing.step - 1)
         saved = (self._run.folder / LAST).exists()
         raise InputError(

@@ -18,7 +18,7 @@ class Scored(NamedTuple):
 
     total: Tensor
     """The loss, summed over all that counts."""
-    count: Tensor
+    counted: Tensor
     """How many count: questions, or steps of programs."""
     right: Tensor
     """Questions answered rightly."""

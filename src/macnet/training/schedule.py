@@ -14,7 +14,7 @@ AUTHORS_RULE = ((0.015, 0.5, 2e-5), (0.008, 0.15, 1e-5), (0.003, 0.10, 5e-6))
 
 @dataclass
 class Schedule:
-    """The learning rate of each step. What it remembers is in `losses`, which a checkpoint keeps."""
+    """The learning rate of each step. All it remembers is in `losses`."""
 
     recipe: Recipe
     steps: int

@@ -70,7 +70,9 @@ class Learner:
             )
         self.average = copy.deepcopy(network).eval() if recipe.average else network
         averages = dict(self.average.named_parameters())
-        self._averages = [averages[name] for name in self._weights] if recipe.average else []
+        self._averages: list[Tensor] = (
+            [averages[name] for name in self._weights] if recipe.average else []
+        )
         self._renewal = torch.tensor(1 - recipe.average, device=device)
         self._meters = torch.zeros(len(Meters._fields), dtype=torch.float64, device=device)
         self._capture = capture and on_gpu
@@ -147,25 +149,22 @@ class Learner:
 
     def _clipped(self) -> Tensor:
         """The norm of the gradients of all processes together, which is then no larger."""
+        weights = self._weights.values()
         if parallel.size() > 1:
             # Not torch's wrapper: a module that no question of this share has used has no gradient,
             # and a graph must hold every exchange.
-            for weight in self._weights.values():
-                if weight.grad is None:
-                    weight.grad = torch.zeros_like(weight)
-            gradients = [weight.grad for weight in self._weights.values()]
+            gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
             flat = parallel.sum_over_all(_flatten_dense_tensors(gradients))
-            for gradient, new in zip(
-                gradients, _unflatten_dense_tensors(flat, gradients), strict=True
-            ):
-                gradient.copy_(new)
-        return nn.utils.clip_grad_norm_(self._weights.values(), self.recipe.clip or math.inf)
+            summed = _unflatten_dense_tensors(flat, gradients)
+            for weight, gradient in zip(weights, summed, strict=True):
+                weight.grad = torch.empty_like(weight).copy_(gradient)
+        return nn.utils.clip_grad_norm_(weights, self.recipe.clip or math.inf)
 
     @torch.no_grad()
     def _follow(self) -> None:
         """Move the average towards the weights."""
         if self._averages:
-            change = torch._foreach_sub(list(self._weights.values()), self._averages)
+            change = torch._foreach_sub([*self._weights.values()], self._averages)
             torch._foreach_mul_(change, self._renewal)
             torch._foreach_add_(self._averages, change)
 

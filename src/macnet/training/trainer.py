@@ -104,7 +104,8 @@ class Trainer:
             first = parallel.is_first()
             folder = self._run.folder
             logs = folder / "tensorboard" if self._tensorboard else None
-            with Record(folder / RECORD if first else None, standing.record, logs) as record:
+            path = folder / RECORD if first else None
+            with Record(path, standing.record, logs) as record:
                 for stage in self.plan.stages[standing.stage :]:
                     standing = self._teach(stage, network, standing, checkpoint, record)
                     checkpoint = None

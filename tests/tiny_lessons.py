@@ -1,0 +1,68 @@
+"""A training that takes a second: dark and bright images, and questions about them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from macnet.configuration import changed
+from macnet.data.dataset import Dataset
+from macnet.data.questions import Row, collect, program_ids
+from macnet.data.vocab import ANSWERS, Vocabulary
+from macnet.models.registry import find_preset
+from macnet.training.data import Lessons
+from macnet.training.recipes import find_recipe
+from macnet.training.trainer import Plan, Trainer
+
+WORDS = ("is it bright", "is it dark", "yes or no yes", "yes or no no")
+RIGHT = (("no", "yes"), ("yes", "no"), ("yes", "yes"), ("no", "no"))  # dark image, bright image
+PROGRAM = program_ids(["exist", "scene"])
+SMALL = {
+    "d": 16,
+    "p": 2,
+    "embedding": 8,
+    "dropout": dict.fromkeys(["words", "question", "image", "control", "memory", "output"], 0.1),
+}
+CALM = {**SMALL, "dropout": dict.fromkeys(SMALL["dropout"], 0.0)}  # type: ignore[call-overload]
+QUICK = {"images": 4, "questions": 4, "epochs": 4, "lr": 3e-3, "average": 0.9, "patience": 0}
+
+
+def dataset(images: int = 12, seed: int = 0, vocabulary: Vocabulary | None = None) -> Dataset:
+    rng = np.random.default_rng(seed)
+    bright = rng.integers(0, 2, images)
+    low = np.where(bright, 150, 0)[:, None, None, None]
+    pictures = (low + rng.integers(0, 100, (images, 16, 16, 3))).astype(np.uint8)
+    words = vocabulary or Vocabulary.build(WORDS)
+    rows = [
+        Row(words.encode(text), ANSWERS.index(answers[bright[i]]), PROGRAM, i)
+        for i in range(images)
+        for text, answers in zip(WORDS, RIGHT, strict=True)
+    ]
+    questions = collect(rows)
+    every = np.arange(len(rows), dtype=np.int32)
+    about = {"questions": f"made of seed {seed}", "origin": "generated"}
+    return Dataset(pictures, questions, questions.images, every, words, about)
+
+
+def lessons() -> Lessons:
+    return Lessons(dataset(), dataset(8, seed=1))
+
+
+def plan(
+    preset: str = "paper", model: dict[str, Any] | None = None, seed: int = 0, **recipe: Any
+) -> Plan:
+    named = find_preset(preset)
+    small = SMALL if named.system.name == "mac" else {}
+    return Plan(
+        preset=preset,
+        model=changed(named.config, small if model is None else model),
+        recipe=changed(find_recipe("paper", named.system.name), {**QUICK, **recipe}),
+        seed=seed,
+    )
+
+
+def trainer(folder: Path, made: Plan | None = None, **options: Any) -> Trainer:
+    return Trainer(folder, made or plan(), lessons(), device=torch.device("cpu"), **options)
