@@ -6,15 +6,15 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from asked_data import asked, dataset_of, ids
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asked_data import asked, dataset_of, ids
 from macnet.clevr.program import COLUMN_OF
 from macnet.data.questions import TYPES, UNKNOWN, Row
 from macnet.data.vocab import ANSWERS
@@ -118,10 +118,10 @@ def slowly(
 ) -> dict[Hashable, Share]:
     """Shares by kind, one question at a time; None is no kind."""
     right, count = Counter[Hashable](), Counter[Hashable]()
-    for row, given in asked_of:
+    for row, answer in asked_of:
         if (k := kind(row)) is not None:
             count[k] += 1
-            right[k] += ANSWERS[row.answer] == given
+            right[k] += ANSWERS[row.answer] == answer
     return {k: Share(right[k], count[k]) for k in count}
 
 
@@ -133,14 +133,14 @@ def function_of(row: Row) -> str | None:
 @settings(max_examples=50, deadline=None)
 @given(st.data(), st.lists(rows, min_size=1, max_size=40), st.integers(0, 40))
 def test_it_counts_as_one_would_slowly(data: st.DataObject, rows: list[Row], left: int) -> None:
-    given = data.draw(st.lists(st.sampled_from(ANSWERS), min_size=len(rows), max_size=len(rows)))
+    answered = data.draw(st.lists(st.sampled_from(ANSWERS), min_size=len(rows), max_size=len(rows)))
     dataset = dataset_of(rows)
     dataset = replace(dataset, chosen=dataset.chosen[left % len(rows) :])
-    predictions = ids(*given)
+    predictions = ids(*answered)
     predictions[: left % len(rows)] = UNKNOWN
     counted = [
         (row, answer)
-        for row, answer in list(zip(rows, given, strict=True))[left % len(rows) :]
+        for row, answer in list(zip(rows, answered, strict=True))[left % len(rows) :]
         if row.answer != UNKNOWN
     ]
     if not counted:
@@ -149,13 +149,12 @@ def test_it_counts_as_one_would_slowly(data: st.DataObject, rows: list[Row], lef
         return
     results = measure(dataset, predictions)
 
-    def there(shares: dict[Hashable, Share]) -> dict[Hashable, Share]:
+    def there(shares: Mapping[str, Share]) -> dict[str, Share]:
         return {key: share for key, share in shares.items() if share.count}
 
     assert {"": results.overall} == slowly(counted, lambda row: "")
-    types = slowly(counted, function_of)
-    assert there(dict(results.types)) == types
-    assert there(dict(results.columns)) == slowly(
+    assert there(results.types) == slowly(counted, function_of)
+    assert there(results.columns) == slowly(
         counted, lambda row: COLUMN_OF.get(function_of(row) or "")
     )
     assert results.families == slowly(
@@ -183,16 +182,17 @@ def test_it_counts_as_one_would_slowly(data: st.DataObject, rows: list[Row], lef
 @pytest.mark.parametrize(
     ("right", "count", "low", "high"),
     [
-        # Each end solves |p − p̂| = Z √(p (1 − p) / n), worked out by hand.
-        (0, 10, 0.0, 0.277533),
-        (10, 10, 0.722467, 1.0),
-        (5, 10, 0.236593, 0.763407),
-        (81, 263, 0.255289, 0.366210),  # a textbook's: Newcombe 1998, table I: 0.2553 to 0.3662
-        (1, 29, 0.006113, 0.171755),  # and 0.0061 to 0.1718
+        # As published: Newcombe 1998, "Two-sided confidence intervals for the single proportion".
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0, 0.1611),
+        (1, 29, 0.0061, 0.1718),
     ],
 )
 def test_wilsons_interval(right: int, count: int, low: float, high: float) -> None:
-    assert Share(right, count).interval == pytest.approx((low, high), abs=2e-6)
+    assert Share(right, count).interval == pytest.approx((low, high), abs=5e-5)
+    # What holds of the right answers holds of the wrong ones.
+    assert Share(count - right, count).interval == pytest.approx((1 - high, 1 - low), abs=5e-5)
 
 
 @given(st.integers(1, 10**6), st.floats(0, 1))
