@@ -59,9 +59,9 @@ class LastState(nn.Module):
         # tokens: (B, S) → (B, units)
         if tokens.dim() != 2 or not tokens.numel():
             raise InputError(f"questions are {tuple(tokens.shape)}; they must be (B, words)")
-        # In float32, for autocast would choose float16 on a GPU, where small gradients vanish. And
-        # not by the layer's own call, for which a copy of it, such as an average's, must be made
-        # one piece of memory again.
+        # In float32: autocast would have cuDNN take float16, in which small gradients vanish. And
+        # by `read`: torch's layer wants its weights in one piece of memory, which those of a copy,
+        # such as a moving average, are not.
         with torch.autocast(tokens.device.type, enabled=False):
             states = look_up(self.embedding.weight, tokens)  # (B, S, embedding)
             for weight_x, weight_h, bias_x, bias_h in self.lstm.all_weights:
