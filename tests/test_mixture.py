@@ -99,6 +99,7 @@ def test_going_on_is_as_if_never_stopped(share: float, stop: int) -> None:
 def test_an_epoch_goes_once_through_the_main_set(share: float) -> None:
     source = mixture(share)
     alone = opened(HUMANS).steps
+    assert source.steps is not None
     for epochs in (1, 2, 10):  # and does not lag behind, nor run ahead
         main, _ = positions(epochs * source.steps, share)
         assert epochs * alone <= main <= epochs * (alone + 1)

@@ -90,6 +90,17 @@ def _longest_program() -> int:
 # --- questions as numbers --------------------------------------------------------------------
 
 
+def row_of(question: Question, vocabulary: Vocabulary) -> Row:
+    """A question as numbers, which image it is about left open."""
+    return Row(
+        vocabulary.encode(question.text),
+        vocabulary.answers.index(question.answer),
+        program_ids(to_prefix(question.program)),
+        image=UNKNOWN,
+        family=question.family,
+    )
+
+
 @dataclass(frozen=True)
 class Encoder:
     """Makes of a block's questions one array: a row to each, and as many to each image.
@@ -120,13 +131,9 @@ class Encoder:
 
     def __call__(self, asked: list[list[Question]]) -> np.ndarray:
         """What `side_by_side` makes of them."""
-        encode, answer = self.vocabulary.encode, self.vocabulary.answers.index
         rows = []
         for questions in asked:
-            of_image = [
-                Row(encode(q.text), answer(q.answer), program_ids(to_prefix(q.program)), image=0)
-                for q in questions
-            ]
+            of_image = [row_of(question, self.vocabulary) for question in questions]
             filler = of_image[0]._replace(answer=UNKNOWN)
             rows += of_image + [filler] * (self.questions_per_image - len(of_image))
         return side_by_side(collect(rows), self.words, self.steps)
