@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from macnet.configuration import changed
 from macnet.data.dataset import Dataset
 from macnet.data.questions import Row, collect, program_ids
 from macnet.data.vocab import ANSWERS, Vocabulary
 from macnet.models.registry import find_preset
+from macnet.training.checkpoint import BEST, LAST, read_checkpoint
 from macnet.training.data import Lessons
 from macnet.training.recipes import find_recipe
+from macnet.training.record import read_record
 from macnet.training.trainer import Plan, Trainer
 
 WORDS = ("is it bright", "is it dark", "yes or no yes", "yes or no no")
@@ -47,8 +51,8 @@ def dataset(images: int = 12, seed: int = 0, vocabulary: Vocabulary | None = Non
     return Dataset(pictures, questions, questions.images, every, words, about)
 
 
-def lessons() -> Lessons:
-    return Lessons(dataset(), dataset(8, seed=1))
+def lessons(vocabulary: Vocabulary | None = None) -> Lessons:
+    return Lessons(dataset(vocabulary=vocabulary), dataset(8, 1, vocabulary))
 
 
 def plan(
@@ -66,3 +70,29 @@ def plan(
 
 def trainer(folder: Path, made: Plan | None = None, **options: Any) -> Trainer:
     return Trainer(folder, made or plan(), lessons(), device=torch.device("cpu"), **options)
+
+
+# --- what became of it -----------------------------------------------------------------------
+
+
+def same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """To the bit."""
+    return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def result(folder: Path) -> tuple[list[Tensor], list[dict[str, Any]]]:
+    """All that a run has learned, in order of names, and its record without the time it took."""
+    best, last = (read_checkpoint(folder / name).tensors for name in (BEST, LAST))
+    tensors = {**{f"best/{name}": tensor for name, tensor in best.items()}, **last}
+    lines = read_record(folder / "log.jsonl")
+    for line in lines:
+        line.pop("seconds")
+        line.pop("questions_per_second", None)
+    return [tensors[name] for name in sorted(tensors)], lines
+
+
+def assert_equal(found: Path, wanted: Path) -> None:
+    """Two runs have become the same, to the bit."""
+    (tensors, lines), (theirs, their_lines) = result(found), result(wanted)
+    assert lines == their_lines
+    assert all(torch.equal(a, b) for a, b in zip(tensors, theirs, strict=True))

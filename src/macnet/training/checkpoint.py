@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,6 +89,22 @@ class Trained:
     about: Mapping[str, Any]
     path: Path
 
+    def refuse_another(self, system: System, vocabulary: Vocabulary) -> None:
+        """What goes on from here is the same system, and its words keep their ids."""
+        if self.system is not system:
+            raise InputError(
+                f"{self.path}: it is of the system {self.system.name}, but {system.name} is trained"
+            )
+        own, theirs = self.vocabulary, vocabulary
+        if (own.tokenising, own.answers) != (theirs.tokenising, theirs.answers):
+            raise InputError(f"{self.path}: it cuts up texts, or answers, otherwise than the data")
+        for n, (a, b) in enumerate(zip_longest(own.words, theirs.words[: len(own)])):
+            if a != b:
+                raise InputError(
+                    f"{self.path}: it knows other words: its word {n} is {a!r}, that of the data "
+                    f"{'nothing' if b is None else repr(b)}; pack the data with its vocabulary"
+                )
+
     def network(self) -> nn.Module:
         network = self.system.build(self.config, self.fit)
         load_weights(network, self.weights, self.path)
@@ -100,7 +117,7 @@ def open_trained(run: Path, which: str = BEST) -> Trained:
     if run.is_dir() and not path.exists():
         raise InputError(f"{run}: there is no {path.name} in it; has it been validated yet?")
     about, tensors = read_checkpoint(path)
-    if "model" not in about or "state" in about:
+    if "model" not in about or "standing" in about:
         raise InputError(f"{path}: it is for going on with training; give the folder or {BEST}")
     preset = find_preset(about["preset"])
     return Trained(

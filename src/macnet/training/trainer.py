@@ -82,6 +82,8 @@ class Trainer:
 
         Without `capture`, steps on CUDA are launched piece by piece, which is slower.
         """
+        if plan.start is not None:
+            plan.start.refuse_another(plan.system, lessons.vocabulary)
         self.plan, self.lessons = plan, lessons
         about = {
             **plan.to_record(),
