@@ -1,12 +1,13 @@
-"""The learning curve of a run as a picture, drawn from its record.
+"""The learning curve of a run, drawn from its record.
 
-Above, accuracy against time and epochs; below, the loss and the learning rate.
+Above, accuracy against time and epochs: on the validation set, overall and by column, and in
+training. Below, the loss and the learning rate.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,85 +17,230 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator, PercentFormatter, ScalarFormatter
+from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
 from macnet.disk import whole_file
 from macnet.training.record import read_record
 
-Line = dict[str, Any]
+# By Okabe and Ito, for all eyes: of the columns, one after another.
+COLOURS = ("#D55E00", "#0072B2", "#CC79A7", "#009E73", "#E69F00")
+INK, QUIET, FAINT = "#222222", "#777777", "#D0D0D0"
+UNITS = (("hours", 3600, 2 * 3600), ("minutes", 60, 5 * 60), ("seconds", 1, 0))
+"""Of time: name, seconds, and from how many seconds on it is used."""
+LEFT, RIGHT = 0.1, 0.775  # of the figure; to the right of the panels, curves are named
+LINE_HEIGHT = 11.5  # points
+NARROW = 0.2  # of a panel's width: the names of shorter stages stand upright
+EPOCHS_SHOWN = 8
+MOST_LOSSES_NAMED = 5
 
-# Okabe and Ito's colours, which people tell apart whatever their eyes.
-COLOURS = ("#D55E00", "#0072B2", "#CC79A7", "#009E73", "#E69F00", "#56B4E9")
-INK, QUIET, FAINT = "#222222", "#777777", "#cccccc"
-UNITS = (("hours", 3600, 3 * 3600), ("minutes", 60, 5 * 60), ("seconds", 1, 0))
-"""Of time: its name, its seconds, and from how many on it is used."""
-LABEL_HEIGHT = 0.052  # of the upper panel: labels at the ends of curves lie so far apart
-TICKS = 8  # of epochs, over all stages
+
+class Point(NamedTuple):
+    """A line of the record: when, in the unit of the axis, and the numbers of curves."""
+
+    time: float
+    epoch: float
+    values: Mapping[str, float | None]
 
 
 class Stage(NamedTuple):
     name: str
     start: float
-    end: float
-    epochs: list[float]
-    seconds: list[float]
+    points: list[Point]
+
+    @property
+    def end(self) -> float:
+        return self.points[-1].time
+
+    def curve(self, name: str) -> tuple[list[float], list[float]]:
+        """Times and values, where there are any."""
+        found = [(point.time, point.values.get(name)) for point in self.points]
+        sound = [(time, v) for time, v in found if v is not None and math.isfinite(v)]
+        return [time for time, _ in sound], [value for _, value in sound]
 
 
 def draw_curve(record: Path, out: Path, title: str) -> None:
-    """Draw a run's record as a PNG."""
+    """Draw the record of a run as a PNG."""
+    lines = [line for line in read_record(record) if line["kind"] != "end"]
     with rc_context({"font.size": 9, "axes.linewidth": 0.6, "axes.edgecolor": QUIET}):
-        figure = _draw([line for line in read_record(record) if line["kind"] != "end"], title)
+        figure = _draw(lines, title)
         with whole_file(out) as file:
             figure.savefig(file, format="png", dpi=200)
 
 
-def _draw(lines: Sequence[Line], title: str) -> Figure:
-    figure = Figure(figsize=(7.5, 4.9))
+def _draw(lines: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    figure = Figure(figsize=(7.5, 4.8))
     FigureCanvasAgg(figure)
-    accuracy, loss = figure.subplots(
-        2,
-        sharex=True,
-        height_ratios=(3, 1),
-        gridspec_kw={"hspace": 0.09, "left": 0.08, "right": 0.79, "top": 0.84, "bottom": 0.1},
-    )
-    stages = _stages(lines)
-    end = stages[-1].end if stages else 1.0
-    unit, seconds, _ = next(unit for unit in UNITS if end >= unit[2])
-    accuracy.set_xlim(0, end / seconds)
-    trained = [line for line in lines if line["kind"] == "train"]
-    validated = [line for line in lines if line["kind"] == "validation"]
-    for axes in (accuracy, loss):
+    above, below = figure.subplots(2, sharex=True, height_ratios=(3, 1))
+    figure.subplots_adjust(left=LEFT, right=RIGHT, bottom=0.095, top=0.84, hspace=0.09)
+
+    duration = max((line["seconds"] for line in lines), default=0) or 1
+    unit, length = next((name, length) for name, length, least in UNITS if duration >= least)
+    stages = _stages(lines, length)
+    for axes in (above, below):
+        axes.set_xlim(0, duration / length)
         axes.spines[["right", "top"]].set_visible(False)
         axes.tick_params(width=0.6, color=QUIET, labelcolor=INK)
         for stage in stages[1:]:
-            axes.axvline(stage.start / seconds, color=QUIET, linewidth=0.6)
-    _draw_accuracy(accuracy, trained, validated, seconds)
-    _draw_epochs(accuracy, stages, seconds)
-    _draw_loss(loss, trained, seconds)
-    loss.set_xlabel(unit)
-    if len(stages) > 1:
-        _name_stages(accuracy, stages, seconds)
-    left = 0.08
-    figure.text(left, 0.95, title, fontsize=11, weight="bold", color=INK, parse_math=False)
-    figure.text(left + 0.71, 0.95, _summary(validated, seconds, unit), color=QUIET, ha="right")
+            axes.axvline(stage.start, color=QUIET, linewidth=0.6)
+    _draw_accuracy(above, stages)
+    _draw_epochs(above, stages)
+    _draw_loss(below, stages)
+    _draw_rate(below, stages)
+    below.set_xlabel(unit, color=INK)
+
+    figure.text(LEFT, 0.95, title, size=11, weight="bold", color=INK, parse_math=False)
+    best = [line for line in lines if line["kind"] == "validation" and line["best"]]
+    if best:
+        accuracy, when = best[-1]["accuracy"]["overall"], best[-1]["seconds"] / length
+        words = f"best {100 * accuracy:.2f}% after {when:.3g} {unit}"
+        figure.text(0.985, 0.95, words, color=QUIET, ha="right")
+    figure.align_ylabels([above, below])
     return figure
 
 
-def _draw_accuracy(
-    axes: Axes, trained: Sequence[Line], validated: Sequence[Line], unit: float
-) -> None:
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
-    axes.set_ylabel("accuracy")
+def _stages(lines: Sequence[Mapping[str, Any]], unit: float) -> list[Stage]:
+    stages: list[Stage] = []
+    for name, group in groupby(lines, key=lambda line: str(line["stage"])):
+        points = []
+        for line in group:
+            values = line["accuracy"]
+            if line["kind"] == "train":
+                loss = max(line["loss"] or 0, 0) or None  # others have no logarithm
+                values = {"training": values, "loss": loss, "lr": line["lr"]}
+            points.append(Point(line["seconds"] / unit, line["epoch"], values))
+        stages.append(Stage(name, stages[-1].end if stages else 0.0, points))
+    return stages
+
+
+# --- the upper panel -------------------------------------------------------------------------
+
+
+def _draw_accuracy(axes: Axes, stages: Sequence[Stage]) -> None:
+    names = dict.fromkeys(
+        name for stage in stages for point in stage.points for name in point.values
+    )
+    columns = [name for name in names if name not in ("training", "loss", "lr", "overall")]
+    colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(columns)}
+    ends: dict[str, float] = {}
+    lowest: dict[str, float] = {}
+    for name in ("training", *columns, "overall"):
+        colour = {"training": FAINT, "overall": INK}.get(name) or colours[name]
+        for stage in stages:
+            times, values = stage.curve(name)
+            axes.plot(times, values, color=colour, linewidth=2 if name == "overall" else 0.9)
+            if len(values) == 1:  # which is no line yet
+                axes.plot(times, values, "o", color=colour, markersize=3, clip_on=False)
+            if values:
+                lowest[name] = min(lowest.get(name, 1), *values)
+                ends[name] = values[-1]
+    training = lowest.pop("training", 0)  # begins lower than one needs to see
+    low = min(0.9, min(lowest.values(), default=training))
+    axes.set_ylim(math.floor(10 * low) / 10, 1)
+    axes.set_ylabel("accuracy", color=INK)
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.grid(axis="y", color=FAINT, linewidth=0.4)
-    names = list(dict.fromkeys(name for line in validated for name in line["accuracy"]))
-    columns = [name for name in names if name != "overall"]
-    curves = {
-        name: _points(validated, lambda line, name=name: line["accuracy"].get(name), unit)
-        for name in names
-    }
-    training = _points(trained, lambda line: line["accuracy"], unit)
-    axes.plot(*training, color=FAINT, linewidth=0.8)
-    ends = []
-    if len(training[1]):
-        ends.append(("training", float(training[1][-1]), QUIET))
-    ...
+    _name_curves(axes, ends, {**colours, "training": QUIET, "overall": INK})
+    if len(stages) > 1:
+        _name_stages(axes, stages)
+
+
+def _name_curves(axes: Axes, ends: Mapping[str, float], colours: Mapping[str, str]) -> None:
+    """Beside the panel, each as high as its curve ends, or as near as there is room."""
+    names = sorted(ends, key=lambda name: ends[name])
+    low, high = axes.get_ylim()
+    height = axes.get_window_extent().height * 72 / axes.figure.dpi  # in points
+    line = (high - low) * LINE_HEIGHT / height
+    heights = apart([ends[name] for name in names], line, low, high)
+    aside = axes.get_yaxis_transform()
+    for name, y in zip(names, heights, strict=True):
+        look: dict[str, Any] = {"color": colours[name], "transform": aside, "clip_on": False}
+        axes.plot([1.005, 1.025], [ends[name], y], linewidth=0.6, **look)
+        weight = "bold" if name == "overall" else "normal"
+        words = f"{name} {100 * ends[name]:.1f}"
+        axes.text(1.032, y, words, va="center_baseline", size=8.5, weight=weight, **look)
+
+
+def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Rising heights, a gap apart, as near as can be to those wanted: the least squares."""
+    # Less the gaps below, they must only not fall: where they would, neighbours share their mean.
+    blocks: list[list[float]] = []
+    for i, height in enumerate(wanted):
+        blocks.append([height - i * gap])
+        while len(blocks) > 1 and np.mean(blocks[-2]) >= np.mean(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    means = [float(np.mean(block)) for block in blocks for _ in block]
+    highest = high - (len(wanted) - 1) * gap
+    return [min(max(mean, low), highest) + i * gap for i, mean in enumerate(means)]
+
+
+def _name_stages(axes: Axes, stages: Sequence[Stage]) -> None:
+    """At their ends, where curves are high."""
+    for stage in stages:
+        narrow = stage.end - stage.start < NARROW * stages[-1].end
+        axes.annotate(
+            stage.name,
+            (stage.end, 0),
+            xytext=(-3, 5),
+            xycoords=axes.get_xaxis_transform(),
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            rotation=90 if narrow else 0,
+            color=QUIET,
+            size=8.5,
+            parse_math=False,
+        )
+
+
+def _draw_epochs(axes: Axes, stages: Sequence[Stage]) -> None:
+    """Above the panel. Each stage counts its own, and not all epochs take the same time."""
+    ticks: dict[float, str] = {}
+    for stage in stages:
+        share = (stage.end - stage.start) / (stages[-1].end or 1)
+        epochs = [0.0, *(point.epoch for point in stage.points)]
+        times = [stage.start, *(point.time for point in stage.points)]
+        nice = MaxNLocator(max(1, round(EPOCHS_SHOWN * share)), steps=[1, 2, 5, 10])
+        shown = [e for e in nice.tick_values(0, epochs[-1]) if 0 <= e <= epochs[-1]]
+        for epoch in shown[1:] if ticks else shown:
+            ticks[float(np.interp(epoch, epochs, times))] = f"{epoch:g}"
+    top = axes.secondary_xaxis("top")
+    top.set_xticks(list(ticks), list(ticks.values()))
+    top.tick_params(width=0.6, color=QUIET, labelcolor=INK)
+    top.set_xlabel("epochs", color=INK)
+
+
+# --- the lower panel -------------------------------------------------------------------------
+
+
+def _draw_loss(axes: Axes, stages: Sequence[Stage]) -> None:
+    axes.set_ylabel("loss", color=INK)
+    axes.set_yscale("log")
+    axes.yaxis.set_minor_locator(NullLocator())
+    losses: list[float] = []
+    for stage in stages:
+        times, values = stage.curve("loss")
+        axes.plot(times, values, color=INK, linewidth=0.9)
+        losses += values
+    # From one round number to another, all of them named if they are few.
+    numbers = [float(f"{n}e{power}") for power in range(-300, 300) for n in (1, 2, 5)]
+    low = max(n for n in numbers if n < min(losses, default=1))
+    high = min(n for n in numbers if n > max(losses, default=1))
+    ticks = [n for n in numbers if low <= n <= high]
+    if len(ticks) > MOST_LOSSES_NAMED:
+        powers = [n for n in ticks if f"{n:e}".startswith("1.0")]
+        ticks = powers[:: math.ceil(len(powers) / MOST_LOSSES_NAMED)]
+    axes.set_ylim(low, high)
+    axes.set_yticks(ticks, [f"{n:g}" for n in ticks])
+
+
+def _draw_rate(axes: Axes, stages: Sequence[Stage]) -> None:
+    curves = [stage.curve("lr") for stage in stages]
+    highest = max((rate for _, values in curves for rate in values), default=0) or 1
+    right = axes.twinx()
+    for times, values in curves:
+        right.plot(times, values, color=QUIET, linewidth=0.9, linestyle=(0, (4, 2)))
+    right.spines[["left", "top"]].set_visible(False)
+    right.set_ylim(0, 1.15 * highest)
+    right.set_yticks([0, highest], ["0", f"{highest:.2g}"])
+    right.tick_params(width=0.6, color=QUIET, labelcolor=QUIET)
+    right.set_ylabel("learning rate", color=QUIET)
