@@ -359,7 +359,7 @@ def test_a_row_can_be_typed() -> None:
 def test_dropout_can_be_changed_in_part() -> None:
     changed = preset("reference", dropout={"memory": 0.2}).dropout
     assert changed == replace(preset("reference").dropout, memory=0.2)
-    with pytest.raises(InputError, match=r"there is no dropout.memories; choose among words, hold"):
+    with pytest.raises(InputError, match=r"no field 'dropout.memories'; choose among words, hold"):
         preset("reference", dropout={"memories": 0.2})
 
 

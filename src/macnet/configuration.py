@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from macnet.errors import InputError
 
-Config = TypeVar("Config")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Config = TypeVar("Config", bound="DataclassInstance")
 
 
 def changed(config: Config, changes: Mapping[str, Any], within: str = "") -> Config:
@@ -16,7 +19,6 @@ def changed(config: Config, changes: Mapping[str, Any], within: str = "") -> Con
 
     Whatever a field does not take, its configuration refuses itself.
     """
-    assert is_dataclass(config)
     known = [field.name for field in fields(config)]
     values = {}
     for name, value in changes.items():
@@ -24,10 +26,12 @@ def changed(config: Config, changes: Mapping[str, Any], within: str = "") -> Con
             among = f"choose among {', '.join(known)}" if known else "this one has no fields"
             raise InputError(f"there is no field {within + name!r}; {among}")
         inner = getattr(config, name)
-        if is_dataclass(inner) and isinstance(value, Mapping):
+        if is_dataclass(inner) and not isinstance(inner, type) and isinstance(value, Mapping):
             value = changed(inner, value, f"{within}{name}.")
-        if isinstance(inner, tuple) and isinstance(value, list):
-            value = tuple(value)  # JSON knows only lists
+        if isinstance(inner, tuple):
+            if not isinstance(value, list | tuple):
+                raise InputError(f"{within}{name} is {value!r}; it must be a list")
+            value = tuple(value)  # files know only lists
         values[name] = value
     return replace(config, **values)
 

@@ -16,6 +16,9 @@ from concurrent.futures.process import BrokenProcessPool
 import tyro
 
 from macnet.cli.datasets import extract, pack
+from macnet.cli.evaluate import evaluate
+from macnet.cli.overrides import Flags
+from macnet.cli.train import command, train
 from macnet.cli.worlds import compare, generate, render, sheet
 from macnet.errors import InputError
 
@@ -26,23 +29,29 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "extract": extract,
     "pack": pack,
+    "train": train,
+    "evaluate": evaluate,
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command, by default that of the command line; returns its exit code."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
     try:
+        # What `train` takes depends on what it is to train.
+        commands = {**COMMANDS, "train": command(given[1:])} if given[:1] == ["train"] else COMMANDS
         tyro.extras.subcommand_cli_from_dict(
-            COMMANDS,
+            commands,
             prog="macnet",
             description="MAC networks, and the CLEVR world they reason about.",
-            args=arguments,
+            args=given,
+            registry=Flags(),
         )
         sys.stdout.flush()
     except InputError as error:
         return _complain(str(error), 2)
-    except KeyboardInterrupt:
-        return _complain("stopped; the same command goes on from here", 130)
+    except KeyboardInterrupt as stopped:  # who stops in good order says how to go on
+        return _complain(str(stopped) or "stopped; the same command goes on from here", 130)
     except BrokenProcessPool:
         return _complain("a worker was killed, perhaps for memory; try with fewer --workers", 2)
     except BrokenPipeError:  # whoever read the output wants no more of it, as `head` does
@@ -60,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(sentence: str, code: int) -> int:
+    if os.environ.get("LOCAL_RANK", "0") != "0":  # of several processes, one says what all would
+        return code
     # It may quote a damaged file, and must not break the line nor command the terminal.
     shown = "".join(c if c.isprintable() else "?" for c in sentence)
     print(f"macnet: {shown}", file=sys.stderr)

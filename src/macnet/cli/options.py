@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -15,6 +17,13 @@ Out = Annotated[Path, tyro.conf.arg(metavar="OUT")]
 Size = Annotated[str, tyro.conf.arg(metavar="WIDTHxHEIGHT")]
 Device = Annotated[str, tyro.conf.arg(metavar="auto|cpu|cuda")]
 Workers = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+Number = Annotated[int | None, tyro.conf.arg(metavar="INT")]
+Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
+Somewhere = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
+Tokenising = Annotated[
+    Literal["mac", "clevr-iep", "n2nmn"] | None, tyro.conf.arg(metavar="mac|clevr-iep|n2nmn")
+]
 
 
 def read_size(text: str) -> tuple[int, int]:
@@ -31,11 +40,34 @@ def refuse_below_one(flag: str, value: int | None) -> None:
         raise InputError(f"{flag} is {value}; it must be at least 1")
 
 
+def refuse_given(options: Any, why: str) -> None:
+    """Of a group of options: those that are not as they are by default have no meaning now."""
+    for field in fields(options):
+        if getattr(options, field.name) != field.default:
+            raise InputError(f"--{field.name.replace('_', '-')} is given, but {why}")
+
+
+def choose_cache(given: Path | None) -> Path:
+    """A folder for packs: where people want such things, if they do not say."""
+    if given is not None:
+        return given
+    if "MACNET_CACHE" in os.environ:
+        return Path(os.environ["MACNET_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "macnet"
+
+
 def choose_workers(given: int | None, device: str) -> int:
     from macnet.workers import default_workers
 
     refuse_below_one("--workers", given)
     return default_workers(device) if given is None else given
+
+
+def choose_share_of_workers(given: int | None) -> int:
+    """For one of the processes of this machine that work together: its share of the cores."""
+    if given is not None:
+        return choose_workers(given, "cpu")
+    return max(1, choose_workers(None, "cpu") // int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
 
 
 def choose_device(name: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from macnet.configuration import changed
 from macnet.errors import InputError
 from macnet.models.config import Dropout, MACConfig
 
@@ -76,7 +77,7 @@ def preset(name: str, **changes: Any) -> MACConfig:
     """
     if str(name) not in PRESETS:
         raise InputError(f"preset is {name!r}; choose one of {', '.join(PRESETS)}")
-    return _changed(PRESETS[name], changes)
+    return changed(PRESETS[name], changes)
 
 
 def ablation(row: str, base: str = "paper", **changes: Any) -> MACConfig:
@@ -87,23 +88,8 @@ def ablation(row: str, base: str = "paper", **changes: Any) -> MACConfig:
     rows = {_typed(label): change for label, change in TABLE_2.items()}
     if _typed(row) not in rows:
         raise InputError(f"row is {row!r}; choose one of {', '.join(TABLE_2)}")
-    return _changed(preset(base), {**rows[_typed(row)], **changes})
+    return changed(preset(base), {**rows[_typed(row)], **changes})
 
 
 def _typed(label: str) -> str:
     return str(label).replace("−", "-").replace("→", "->").replace("·", "*")
-
-
-def _changed(config: MACConfig, changes: Mapping[str, Any]) -> MACConfig:
-    unknown = sorted(set(changes) - set(config.__dataclass_fields__))
-    if unknown:
-        fields = ", ".join(config.__dataclass_fields__)
-        raise InputError(f"there is no field {unknown[0]!r}; choose among {fields}")
-    dropout = changes.get("dropout")
-    if isinstance(dropout, Mapping):
-        unknown = sorted(set(dropout) - set(config.dropout.__dataclass_fields__))
-        if unknown:
-            places = ", ".join(config.dropout.__dataclass_fields__)
-            raise InputError(f"there is no dropout.{unknown[0]}; choose among {places}")
-        changes = {**changes, "dropout": replace(config.dropout, **dropout)}
-    return replace(config, **changes)

@@ -1,0 +1,178 @@
+"""The command that evaluates."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from macnet.cli.datasets import Drawn, Means, OnDisk, open_again
+from macnet.cli.options import (
+    Device,
+    File,
+    Folder,
+    Number,
+    Somewhere,
+    Workers,
+    choose_cache,
+    choose_device,
+    choose_share_of_workers,
+)
+from macnet.errors import InputError
+
+if TYPE_CHECKING:
+    from macnet.data.dataset import Dataset
+    from macnet.training.checkpoint import Trained
+
+
+def evaluate(
+    run: Annotated[Path, tyro.conf.arg(metavar="RUN")],
+    data: Annotated[Path | None, tyro.conf.arg(metavar="[DATA]")] = None,
+    /,
+    *,
+    split: str = "val",
+    images: Somewhere = None,
+    skip_missing: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    world_seed: int = 1,
+    world_images: Number = None,
+    json_file: Annotated[File, tyro.conf.arg(name="json")] = None,
+    predictions: File = None,
+    precision: Annotated[
+        Literal["float32", "bfloat16"] | None, tyro.conf.arg(metavar="float32|bfloat16")
+    ] = None,
+    cache: Folder = None,
+    device: Device = "auto",
+    workers: Workers = None,
+) -> None:
+    """Measure how often a trained network is right.
+
+    Overall and by kind of question, with 95% intervals; by program length and family; which
+    answers it takes for which. On CLEVR the paper's numbers stand beside.
+
+    Args:
+        run: Folder of a run, or its best.safetensors.
+        data: A dataset, or a questions file (.h5). If not given, what the run was validated on.
+        split: Of DATA or a world: train, val or test; of CoGenT, valA and so on.
+        images: Where the images are, if not in DATA: a folder, or a file of features (.h5).
+        skip_missing: Leave out questions about images that are not there.
+        world_seed: Of the generated world that --world-images asks for.
+        world_images: Instead of DATA, so many images of the generated world.
+        json_file: A file to write all numbers to.
+        predictions: A file to write the answers to, one a line, in the order of the questions.
+        precision: Of products; bfloat16 on a GPU and float32 elsewhere if not given.
+        cache: Of packed arrays; $MACNET_CACHE or ~/.cache/macnet if not given.
+        device: Where the network runs; auto takes a GPU if there is one.
+        workers: Processes that decode images; as many as there are cores if not given.
+    """
+    from macnet.disk import write_json
+    from macnet.evaluation.accuracy import measure
+    from macnet.evaluation.answering import Answering, name_of
+    from macnet.evaluation.report import show, write_predictions
+    from macnet.parallel import is_first, together
+    from macnet.training.checkpoint import open_trained
+
+    device, workers = choose_device(device), choose_share_of_workers(workers)
+    precision = precision or ("float32" if device == "cpu" else "bfloat16")
+    with together(device) as own:
+        trained = open_trained(run)
+        size = trained.fit.width, trained.fit.height
+        means = Means(choose_cache(cache), size, str(own), workers)
+        if data is not None:
+            if world_images is not None:
+                raise InputError(f"--world-images is given, but {data} is what to evaluate on")
+            dataset = _on_disk(trained, data, split, images, skip_missing, means)
+        elif world_images is not None:
+            _refuse_blind(trained, pixels=True, where="the generated world")
+            dataset = Drawn(world_seed, split, world_images).open(trained.vocabulary, means)
+        else:
+            dataset = _as_validated(trained, means)
+        known = _has_answers(dataset)
+        if not known and predictions is None:
+            raise InputError(
+                f"{name_of(dataset)}: its questions come without answers; write down the network's "
+                "with --predictions FILE"
+            )
+        network = trained.network().to(own)
+        with Answering(dataset, device=own, precision=precision) as answering:
+            start = time.monotonic()
+            answers = answering(trained.system, network)
+            seconds = time.monotonic() - start
+        if not is_first():
+            return
+    results = measure(dataset, answers) if known else None
+    if results is not None:
+        show(results, row=trained.system.row, what=name_of(dataset))
+    if predictions is not None:
+        predictions.parent.mkdir(parents=True, exist_ok=True)
+        write_predictions(predictions, answers, dataset.vocabulary.answers)
+        print(f"{predictions}: {len(answers):,} answers")
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        record = {
+            "run": str(run.resolve()),
+            "preset": trained.about["preset"],
+            "step": trained.about.get("step"),
+            "data": dataset.about,
+            "device": device,
+            "precision": precision,
+            "questions": len(dataset),
+            "seconds": seconds,
+            "questions_per_second": len(dataset) / seconds,
+            "results": results and results.to_record(),
+        }
+        write_json(json_file, record)
+        print(f"{json_file}: all of the numbers")
+
+
+def _on_disk(
+    trained: Trained,
+    data: Path,
+    split: str,
+    images: Path | None,
+    skip_missing: bool,
+    means: Means,
+) -> Dataset:
+    from macnet.data.splits import find_split
+
+    found = find_split(data, split, images)
+    _refuse_blind(trained, pixels=not found.images.is_file(), where=str(found.images))
+    place = OnDisk(data, split, images, skip_missing)
+    return _fitting(trained, place.open(trained.vocabulary, means))
+
+
+def _as_validated(trained: Trained, means: Means) -> Dataset:
+    about: dict[str, Any] = trained.about["data"]["val"]
+    if "place" not in about:
+        raise InputError(f"{trained.path}: it does not tell what it was validated on; give DATA")
+    return _fitting(trained, open_again(about, trained.vocabulary, means))
+
+
+def _refuse_blind(trained: Trained, *, pixels: bool, where: str) -> None:
+    """Before anything is packed: a network of features cannot look at pictures, nor the reverse."""
+    if trained.fit.pixels and not pixels:
+        raise InputError(
+            f"{where}: these are features, but {trained.path} has learned from pictures"
+        )
+    if pixels and not trained.fit.pixels:
+        raise InputError(
+            f"{where}: these are pictures, but {trained.path} learned from features; give a "
+            "file of them as --images"
+        )
+
+
+def _fitting(trained: Trained, dataset: Dataset) -> Dataset:
+    fit, shape = trained.fit, dataset.images.shape[1:]
+    if shape != (fit.height, fit.width, fit.channels):
+        raise InputError(
+            f"{dataset.about['images']}: images are {shape[1]}x{shape[0]}x{shape[2]}, but "
+            f"{trained.path} learned from {fit.width}x{fit.height}x{fit.channels}"
+        )
+    return dataset
+
+
+def _has_answers(dataset: Dataset) -> bool:
+    from macnet.data.questions import UNKNOWN
+
+    return bool((dataset.questions.answers[dataset.chosen] != UNKNOWN).any())
