@@ -7,13 +7,17 @@ anything. Machines with GPUs talk by NCCL, others by Gloo.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from macnet.errors import InputError
+
+Made = TypeVar("Made")
 
 
 @contextmanager
@@ -62,15 +66,19 @@ def gathered(content: Any) -> list[Any]:
     return found
 
 
-def wait_for_all() -> None:
+def from_first(make: Callable[[], Made]) -> Made:
+    """What the first process makes; what it fails on, all fail on, and none waits for it."""
+    made: Made | None = None
+    failure: Exception | None = None
+    if is_first():
+        try:
+            made = make()
+        except (InputError, OSError) as error:
+            failure = error
     if size() > 1:
-        dist.barrier()
-
-
-def from_first(content: Any) -> Any:
-    """What the first process has."""
-    if size() == 1:
-        return content
-    carried = [content]
-    dist.broadcast_object_list(carried)
-    return carried[0]
+        carried: list[Any] = [made, failure]
+        dist.broadcast_object_list(carried)
+        made, failure = carried
+    if failure is not None:
+        raise failure
+    return cast(Made, made)

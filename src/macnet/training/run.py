@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,11 @@ class Standing:
     seconds: float = 0.0
     record: int = 0
     """Bytes of the record."""
-    over: bool = False
 
     # Of the stage:
     step: int = 0
+    over: bool = False
+    """The stage has ended, and the record says so."""
     best: float = -1.0
     """The highest validation accuracy."""
     waited: int = 0
@@ -60,14 +61,19 @@ class Run:
     @contextmanager
     def held(self, *, resume: bool) -> Iterator[Checkpoint | None]:
         """With nobody else in its folder; gives where it stands, if it was begun before."""
-        with alone_in(self.folder) if parallel.is_first() else nullcontext():
-            found = self._begun(resume) if parallel.is_first() else None
-            yield parallel.from_first(found)
+        with ExitStack() as holding:
+
+            def begin() -> Checkpoint | None:
+                holding.enter_context(alone_in(self.folder))
+                return self._begun(resume)
+
+            yield parallel.from_first(begin)
 
     def _begun(self, resume: bool) -> Checkpoint | None:
         path, last = self.folder / ABOUT, self.folder / LAST
         if not path.exists():
-            if any(self.folder.iterdir()):
+            unfinished = self.folder / f".{ABOUT}.part"  # of one that was killed as it began
+            if {*self.folder.iterdir()} - {unfinished}:
                 raise InputError(
                     f"{self.folder}: it is not empty, and holds no run; choose another --out"
                 )
@@ -78,13 +84,25 @@ class Run:
                 f"{self.folder}: it holds a run already; go on with it by --resume, or choose "
                 "another --out"
             )
-        if others := differences(read_json(path), self.about):
+        about = read_json(path)
+        if not isinstance(about, dict):
+            raise InputError(f"{path}: it describes no run; choose another --out")
+        self._refuse_another(about, f"{self.folder}: it holds a run")
+        if not last.exists():
+            return None
+        checkpoint = read_checkpoint(last)
+        own = {name: checkpoint.about.get(name) for name in self.about}
+        self._refuse_another(own, f"{last}: it is of a run")
+        if "standing" not in checkpoint.about:
+            raise InputError(f"{last}: it is not for going on with training; is it {BEST}?")
+        return checkpoint
+
+    def _refuse_another(self, about: Mapping[str, Any], what: str) -> None:
+        if others := differences(about, self.about):
             more = f" (and {len(others) - 1} more)" if others[1:] else ""
             raise InputError(
-                f"{self.folder}: it holds a run of another configuration: {others[0]}{more}; "
-                "choose another --out"
+                f"{what} of another configuration: {others[0]}{more}; choose another --out"
             )
-        return read_checkpoint(last) if last.exists() else None
 
     def remember(self, accuracy: Mapping[str, float], weights: Mapping[str, Tensor]) -> None:
         """The best network so far, to be written when next the run is saved."""
@@ -95,7 +113,8 @@ class Run:
     def save(self, standing: Standing, state: Mapping[str, Tensor]) -> None:
         """All that going on takes. The best goes first: whoever repeats a step finds it again."""
         randomness = parallel.gathered(_randomness())
-        if parallel.is_first():
+
+        def write() -> None:
             if self._best is not None:
                 write_checkpoint(self.folder / BEST, *self._best)
                 self._best = None
@@ -107,13 +126,11 @@ class Run:
             about = {**self.about, "standing": asdict(standing)}
             write_checkpoint(self.folder / LAST, about, {**state, **tensors})
 
+        parallel.from_first(write)
+
     def best(self) -> dict[str, Tensor]:
         """The weights of the best network that was saved."""
-        first = parallel.is_first()
-        weights: dict[str, Tensor] = parallel.from_first(
-            read_checkpoint(self.folder / BEST).tensors if first else None
-        )
-        return weights
+        return parallel.from_first(lambda: read_checkpoint(self.folder / BEST).tensors)
 
 
 # --- randomness ------------------------------------------------------------------------------

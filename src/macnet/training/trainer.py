@@ -100,20 +100,19 @@ class Trainer:
         """To the end; False if that was reached before."""
         with self._run.held(resume=resume) as checkpoint:
             standing = Standing(**checkpoint.about["standing"]) if checkpoint else Standing()
-            if standing.over:
-                return False
-            network = self._build()
-            first = parallel.is_first()
-            folder = self._run.folder
-            logs = folder / "tensorboard" if self._tensorboard else None
-            path = folder / RECORD if first else None
-            with Record(path, standing.record, logs) as record:
-                for stage in self.plan.stages[standing.stage :]:
-                    standing = self._teach(stage, network, standing, checkpoint, record)
-                    checkpoint = None
+            left = self.plan.stages[standing.stage + standing.over :]
+            first, folder = parallel.is_first(), self._run.folder
+            if left:
+                network = self._build()
+                logs = folder / "tensorboard" if self._tensorboard else None
+                path = folder / RECORD if first else None
+                with Record(path, standing.record, logs) as record:
+                    for stage in self.plan.stages[standing.stage :]:
+                        standing = self._teach(stage, network, standing, checkpoint, record)
+                        checkpoint = None
             if first:
                 draw_curve(folder / RECORD, folder / CURVE, self.plan.preset)
-        return True
+        return bool(left)
 
     def _build(self) -> nn.Module:
         seed, start = self.plan.seed, self.plan.start
@@ -171,9 +170,10 @@ class Trainer:
             )
             if standing.stage > 0 and checkpoint is None:
                 loop.save()  # or the best of this stage could be taken for that of the one before
-            loop.run()
-            standing.over = stage is self.plan.stages[-1]
-            loop.save()
+            if not standing.over:
+                loop.run()
+                standing.over = True
+                loop.save()
         return standing.next_stage()
 
     def _validate(self, system: System, network: nn.Module) -> Results:

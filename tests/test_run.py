@@ -1,0 +1,332 @@
+"""A run may be stopped at any moment, by anything, and goes on as if it had not been."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from macnet.disk import alone_in
+from macnet.errors import InputError
+from macnet.training import trainer as trainer_module
+from macnet.training.checkpoint import open_trained, read_checkpoint, write_checkpoint
+from macnet.training.step import Learner
+from macnet.training.trainer import Plan
+from test_record import room_for
+from tiny_lessons import (
+    SMALL,
+    assert_equal,
+    die_in_a_save,
+    learn,
+    plan,
+    process,
+    save_for_ever,
+    trainer,
+)
+
+SHORT = {"epochs": 2 / 3, "validate": 1 / 3}  # two steps, each of them validated
+
+
+@pytest.fixture(autouse=True)
+def _no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A curve takes longer to draw than these runs."""
+    monkeypatch.setattr(trainer_module, "draw_curve", lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def made() -> Plan:
+    """Of four epochs, with dropout, a moving average, and the learning rate by loss."""
+    return plan(schedule="authors", average_warm_up=True)
+
+
+@pytest.fixture(scope="module")
+def unbroken(made: Plan, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    trainer(folder, made).train()
+    return folder
+
+
+# --- killed ----------------------------------------------------------------------------------
+
+
+def test_killed_at_random_and_resumed(made: Plan, unbroken: Path, tmp_path: Path) -> None:
+    folder, chance = tmp_path / "run", random.Random(1)
+    for step in (1, 1, 2, 4, 4, 7, 9, 10):
+        running = process(learn, folder, made, save_every=0)
+        wait_for(lambda step=step: f'"step": {step},' in recorded(folder))
+        time.sleep(chance.uniform(0, 0.06))  # as long as a step takes and a half
+        running.kill()
+        running.join()
+        assert running.exitcode == -signal.SIGKILL
+    trainer(folder, made).train(resume=True)
+    assert_equal(folder, unbroken)
+
+
+def recorded(folder: Path) -> str:
+    path = folder / "log.jsonl"
+    return path.read_text() if path.exists() else ""
+
+
+def wait_for(found: Callable[[], Any]) -> None:
+    end = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2, 7])
+def test_killed_in_a_save(which: int, made: Plan, unbroken: Path, tmp_path: Path) -> None:
+    """As it begins, before the first checkpoint, between best and last, in a later one."""
+    folder = tmp_path / "run"
+    for _ in range(2):  # the second time from where the first left it
+        running = process(die_in_a_save, which, folder, made)
+        running.join()
+        assert running.exitcode == -signal.SIGKILL
+        assert [path for path in folder.iterdir() if path.name.endswith(".part")]
+    trainer(folder, made).train(resume=True)
+    assert_equal(folder, unbroken)
+    assert not [path for path in folder.iterdir() if path.name.endswith(".part")]
+
+
+# --- failed ----------------------------------------------------------------------------------
+
+
+class FailureError(Exception):
+    """What may happen anywhere."""
+
+
+def fail_at(which: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Before a file is made safe, before it takes its place, and after: at one such moment.
+
+    Gives how many there were.
+    """
+    passed = 0
+
+    def moment() -> None:
+        nonlocal passed
+        passed += 1
+        if passed == which:
+            raise FailureError
+
+    def fsync(handle: int, real: Callable[[int], None] = os.fsync) -> None:
+        moment()
+        real(handle)
+
+    def replace(part: Path, path: Path, real: Callable[..., Any] = Path.replace) -> None:
+        moment()
+        real(part, path)
+        moment()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    return lambda: passed
+
+
+def test_failed_at_every_moment_of_every_save(tmp_path: Path) -> None:
+    made = plan(**SHORT)
+    with pytest.MonkeyPatch.context() as patch:
+        moments = fail_at(0, patch)
+        trainer(tmp_path / "unbroken", made, save_every=0).train()
+    assert moments() >= 3 + 3 * (1 + 3) + 3, "what it is, three saves, and at least one best"
+    for which in range(1, moments() + 1):
+        folder = tmp_path / str(which)
+        with pytest.MonkeyPatch.context() as patch:
+            fail_at(which, patch)
+            with pytest.raises(FailureError):
+                trainer(folder, made, save_every=0).train()
+        trainer(folder, made).train(resume=True)
+        assert_equal(folder, tmp_path / "unbroken")
+
+
+def test_a_full_disk_leaves_the_last_good_one(made: Plan, unbroken: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with StoppedAfter(3), pytest.raises(KeyboardInterrupt):
+        trainer(folder, made, save_every=0).train()
+    kept = (folder / "last.safetensors").read_bytes()
+    with room_for(len(kept) // 2), pytest.raises(OSError, match="large") as failure:
+        trainer(folder, made, save_every=0).train(resume=True)
+    assert failure.value.filename == str(folder / "last.safetensors")
+    assert (folder / "last.safetensors").read_bytes() == kept
+    assert {path.name for path in folder.iterdir()} == {
+        *("run.json", "log.jsonl", "last.safetensors", "best.safetensors")
+    }
+    trainer(folder, made).train(resume=True)
+    assert_equal(folder, unbroken)
+
+
+def test_how_often_it_is_saved_changes_nothing(made: Plan, unbroken: Path, tmp_path: Path) -> None:
+    for seconds in (0.0, 0.05):
+        folder = tmp_path / str(seconds)
+        trainer(folder, made, save_every=seconds).train()
+        assert_equal(folder, unbroken)
+
+
+def test_a_run_that_is_over_stays_as_it_is(made: Plan, unbroken: Path) -> None:
+    before = {path: path.read_bytes() for path in unbroken.iterdir()}
+    assert not trainer(unbroken, made).train(resume=True)
+    assert {path: path.read_bytes() for path in unbroken.iterdir()} == before
+
+
+# --- interrupted -----------------------------------------------------------------------------
+
+
+class StoppedAfter:
+    """Ctrl-C is pressed when so many steps were made."""
+
+    def __init__(self, steps: int) -> None:
+        self._left, self._patch = steps, pytest.MonkeyPatch()
+
+    def __enter__(self) -> None:
+        def step(learner: Learner, *numbers: Any, real: Callable[..., None] = Learner.step) -> None:
+            real(learner, *numbers)
+            self._left -= 1
+            if self._left == 0:
+                signal.raise_signal(signal.SIGINT)
+
+        self._patch.setattr(Learner, "step", step)
+
+    def __exit__(self, *_: object) -> None:
+        self._patch.undo()
+
+
+@pytest.mark.parametrize("steps", [1, 5, 12])
+def test_ctrl_c_saves(steps: int, made: Plan, unbroken: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with StoppedAfter(steps), pytest.raises(KeyboardInterrupt) as stop:
+        trainer(folder, made).train()
+    assert str(stop.value) == (
+        f"stopped after step {steps} and saved to {folder}; the same command with --resume goes on "
+        "from there"
+    )
+    assert read_checkpoint(folder / "last.safetensors").about["standing"]["step"] == steps
+    trainer(folder, made).train(resume=True)
+    assert_equal(folder, unbroken)
+
+
+def test_a_signal_from_outside(made: Plan, unbroken: Path, tmp_path: Path) -> None:
+    folder, end = tmp_path / "run", tmp_path / "run.end"
+    running = process(learn, folder, made)
+    wait_for(lambda: recorded(folder))
+    os.kill(running.pid or 0, signal.SIGTERM)
+    running.join()
+    assert end.read_text().startswith("KeyboardInterrupt: stopped after step ")
+    trainer(folder, made).train(resume=True)
+    assert_equal(folder, unbroken)
+
+
+def test_a_second_ctrl_c_does_not_wait(made: Plan, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    running = process(save_for_ever, folder, made)
+    wait_for(lambda: recorded(folder))
+    for _ in range(2):
+        os.kill(running.pid or 0, signal.SIGINT)
+        wait_for(folder.with_suffix(".saving").exists)
+    running.join(10)
+    assert not running.is_alive()
+    assert folder.with_suffix(".end").read_text() == "KeyboardInterrupt: "
+
+
+# --- refused ---------------------------------------------------------------------------------
+
+
+def test_a_folder_in_use(made: Plan, tmp_path: Path) -> None:
+    with alone_in(tmp_path), pytest.raises(InputError, match="another run is at work here"):
+        trainer(tmp_path, made).train()
+
+
+def test_a_folder_of_something_else(made: Plan, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(InputError, match="not empty, and holds no run; choose another --out"):
+        trainer(tmp_path, made).train(resume=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+@pytest.fixture
+def begun(made: Plan, tmp_path: Path) -> Iterator[Path]:
+    """A run of a few steps, of which nothing may change."""
+    folder = tmp_path / "run"
+    with StoppedAfter(4), pytest.raises(KeyboardInterrupt):
+        trainer(folder, made).train()
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    yield folder
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_run_is_not_begun_twice(made: Plan, begun: Path) -> None:
+    with pytest.raises(InputError, match="it holds a run already; go on with it by --resume"):
+        trainer(begun, made).train()
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"lr": 1e-5}, r"recipe\.lr is 0.003 there and 1e-05 here; choose"),
+        ({"seed": 2}, r"seed is 0 there and 2 here; choose"),
+        ({"preset": "reference"}, r"preset is 'paper' there and 'reference' here \(and \d+ more\)"),
+        ({"model": {**SMALL, "p": 3}}, r"model\.p is 2 there and 3 here; choose"),
+    ],
+)
+def test_a_run_of_another_configuration(
+    changes: dict[str, Any], difference: str, begun: Path
+) -> None:
+    other = plan(**{"schedule": "authors", "average_warm_up": True, **changes})
+    with pytest.raises(InputError, match=f"it holds a run of another configuration: {difference}"):
+        trainer(begun, other).train(resume=True)
+
+
+@pytest.mark.parametrize("content", ["[]", "{", "", '"run"'])
+def test_a_damaged_description(content: str, made: Plan, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(InputError, match=r"run\.json: (it describes no run|not JSON)"):
+        trainer(tmp_path, made).train(resume=True)
+
+
+def test_anothers_checkpoint(made: Plan, unbroken: Path, tmp_path: Path) -> None:
+    folder, last = tmp_path / "run", tmp_path / "run/last.safetensors"
+    other = plan(**SHORT, model={"d": 8, "p": 2, "embedding": 8})
+    trainer(folder, other).train()
+    content = last.read_bytes()
+    (folder / "best.safetensors").rename(last)
+    with pytest.raises(InputError, match=r"last.safetensors: it is not for going on"):
+        trainer(folder, other).train(resume=True)
+    last.write_bytes((unbroken / "last.safetensors").read_bytes())
+    with pytest.raises(InputError, match=r"last.safetensors: it is of a run of another config"):
+        trainer(folder, other).train(resume=True)
+    last.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(InputError, match=r"last.safetensors: it is damaged; its content is not as"):
+        trainer(folder, other).train(resume=True)
+
+
+# --- what is kept ----------------------------------------------------------------------------
+
+
+def test_checkpoints_tell_all_there_is_to_know(made: Plan, unbroken: Path) -> None:
+    last, best = (read_checkpoint(unbroken / f"{name}.safetensors") for name in ("last", "best"))
+    assert json.loads((unbroken / "run.json").read_text()).items() <= last.about.items()
+    assert last.about["preset"] == best.about["preset"] == "paper"
+    assert last.about["recipe"]["schedule"] == "authors"
+    assert last.about["vocabulary"] == best.about["vocabulary"]
+    assert last.about["standing"]["step"] == 12
+    assert best.about["accuracy"]["overall"] == last.about["standing"]["best"]
+    kinds = {name.partition("/")[0] for name in last.tensors}
+    assert kinds == {"network", "average", "optimiser", "random", "meters"}
+    assert open_trained(unbroken).weights.keys() == {
+        name.removeprefix("network/") for name in last.tensors if name.startswith("network/")
+    }
+
+
+def test_several_checkpoints_of_one_name(tmp_path: Path) -> None:
+    """A new one takes the place of the old one, whole."""
+    path = tmp_path / "last.safetensors"
+    for number in range(3):
+        write_checkpoint(path, {"number": number}, {"x": torch.full((5,), number)})
+        assert read_checkpoint(path).about["number"] == number
+        assert [*tmp_path.iterdir()] == [path]
