@@ -152,9 +152,7 @@ def _as_validated(trained: Trained, means: Means) -> Dataset:
 def _refuse_blind(trained: Trained, *, pixels: bool, where: str) -> None:
     """Before anything is packed: a network of features cannot look at pictures, nor the reverse."""
     if trained.fit.pixels and not pixels:
-        raise InputError(
-            f"{where}: these are features, but {trained.path} has learned from pictures"
-        )
+        raise InputError(f"{where}: these are features, but {trained.path} learned from pictures")
     if pixels and not trained.fit.pixels:
         raise InputError(
             f"{where}: these are pictures, but {trained.path} learned from features; give a "

@@ -105,9 +105,7 @@ def override(path: Path, model: Any, recipe: Any) -> tuple[Any, Any]:
     tables = _read(path)
     for name, table in tables.items():
         if name not in TABLES:
-            raise InputError(
-                f"{path}: there is no table {name!r:.40}; it may have model and recipe"
-            )
+            raise InputError(f"{path}: there is no table {name!r:.40}; choose model or recipe")
         if not isinstance(table, Mapping):
             raise InputError(f"{path}: {name} is {table!r:.40}; it must be a table of fields")
     try:

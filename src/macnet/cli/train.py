@@ -231,15 +231,13 @@ def _from_world(options: OfWorld, start: Trained | None, means: Means) -> Lesson
     from macnet.data.vocab import Vocabulary
     from macnet.training.data import Lessons
 
+    if options.compile and options.world_images is not None:
+        raise InputError("--compile is for a world without an end; give no --world-images")
     words = Vocabulary.build(language()) if start is None else start.vocabulary
     seed, (width, height) = options.world_seed, means.size
     val = Drawn(seed, "val", options.world_val_images).open(words, means)
     if options.world_images is None:
         return Lessons(World(seed, width=width, height=height), val)
-    if options.compile:
-        raise InputError(
-            "--compile is given, but is for a world without an end, not --world-images"
-        )
     return Lessons(Drawn(seed, "train", options.world_images).open(words, means), val)
 
 

@@ -1,0 +1,184 @@
+"""`macnet evaluate`: on what a run was validated on, or on anything else; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from macnet.cli import main
+from macnet.training import trainer
+from macnet.training.checkpoint import BEST, open_trained, read_checkpoint, write_checkpoint
+from small_data import COUNTS, sentence, trains, write_data, write_humans
+
+SHOWN = ("accuracy", "95% interval", "questions")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data, people's questions about it, a cache, and runs of pictures and features.
+
+    None of it is to be changed.
+    """
+    root = tmp_path_factory.mktemp("small")
+    data = write_data(root / "data")
+    write_humans(root)
+    for split in ("train", "val", "test"):
+        with h5py.File(root / f"{split}.h5", "w") as file:
+            file["features"] = np.random.default_rng(0).random((COUNTS[split], 6, 4, 4), np.float32)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(trainer, "draw_curve", lambda *_: None)
+        cache = ("--cache", root / "cache")
+        trains(data, "--out", root / "run", "--validate-on", "6", *cache)
+        of_features = ("--images", root / "train.h5", "--val-images", root / "val.h5")
+        trains(data, "--out", root / "features", *of_features, *cache)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def here(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MACNET_CACHE", str(small / "cache"))
+    return tmp_path
+
+
+def evaluates(*arguments: str | Path) -> None:
+    assert main(["evaluate", *map(str, arguments), "--workers", "1", "--device", "cpu"]) == 0
+
+
+# --- what it measures ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["run", "features"])
+def test_without_data_it_is_what_the_run_was_validated_on(
+    name: str, small: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evaluates(small / name, "--json", "new/numbers.json")
+    said = capsys.readouterr().out
+    assert said.startswith(f"MAC on {small}/data/questions/CLEVR_val_questions.json\n")
+    assert all(word in said for word in (*SHOWN, "in the paper"))
+    numbers = json.loads((here / "new/numbers.json").read_bytes())
+    trained = open_trained(small / name)
+    assert numbers["run"] == str(small / name)
+    assert numbers["preset"] == "paper"
+    assert numbers["data"] == trained.about["data"]["val"]
+    # Six questions at most were asked for: those about three images, which have two each.
+    assert numbers["questions"] == numbers["results"]["overall"]["count"] == 6 + 2 * (name != "run")
+    assert numbers["results"]["overall"]["accuracy"] == trained.about["accuracy"]["overall"]
+    assert numbers["questions_per_second"] == numbers["questions"] / numbers["seconds"]
+    assert numbers["precision"] == "float32"
+
+
+def test_of_a_file_of_weights(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluates(small / "run")
+    by_folder = capsys.readouterr().out
+    evaluates(small / "run" / BEST)
+    assert capsys.readouterr().out == by_folder
+
+
+def test_answers_in_the_order_of_the_questions(small: Path, here: Path) -> None:
+    evaluates(small / "run", small / "data", "--predictions", "answers.txt", "--json", "n.json")
+    numbers = json.loads((here / "n.json").read_bytes())
+    answers = (here / "answers.txt").read_text().splitlines()
+    asked = json.loads((small / "data/questions/CLEVR_val_questions.json").read_text())["questions"]
+    right = [record["answer"] == answer for record, answer in zip(asked, answers, strict=True)]
+    assert numbers["results"]["overall"]["right"] == sum(right)
+    assert numbers["results"]["overall"]["count"] == len(right) == 8
+
+
+def test_questions_without_answers_are_answered(
+    small: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    test = (small / "run", small / "data", "--split", "test")
+    evaluates(*test, "--predictions", "new/answers.txt")
+    assert capsys.readouterr().out == "new/answers.txt: 6 answers\n"
+    known = open_trained(small / "run").vocabulary.answers
+    assert all(line in known for line in (here / "new/answers.txt").read_text().splitlines())
+    assert sentence(capsys, "evaluate", *test) == (
+        f"{small}/data/questions/CLEVR_test_questions.json: its questions come without answers; "
+        "write down the network's with --predictions FILE"
+    )
+
+
+def test_people_ask_in_unknown_words(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluates(small / "run", small, "--images", small / "data", "--split", "train")
+    said = capsys.readouterr().out
+    assert said.startswith(f"MAC on {small}/CLEVR-Humans-train.json\n")
+    assert "before tuning" in said
+
+
+def test_bfloat16(small: Path, here: Path) -> None:
+    evaluates(small / "run", "--precision", "bfloat16", "--json", "n.json")
+    assert json.loads((here / "n.json").read_bytes())["precision"] == "bfloat16"
+
+
+# --- what it refuses -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("{}/nothing", "{}/nothing: there is no such file"),
+        ("{}/data", "{}/data: there is no best.safetensors in it; has it been validated yet?"),
+        ("{}/run/last.safetensors", "{}/run/last.safetensors: it is for going on with training"),
+        ("{}/run/run.json", "{}/run/run.json: it is damaged, or no checkpoint"),
+        ("{}/run {}/data --split x", "{}/data: it has no split 'x'; it has test, train, val"),
+        ("{}/run {}/nothing", "{}/nothing: there is no such folder"),
+        ("{}/run {}", "{}: these come without images; say with --images where CLEVR's are"),
+        (
+            "{}/run {}/data --images {}/val.h5",
+            "{}/val.h5: these are features, but {}/run/best.safetensors learned from pictures",
+        ),
+        (
+            "{}/features {}/data",
+            "{}/data/images/val: these are pictures, but {}/features/best.safetensors learned from "
+            "features; give a file of them as --images",
+        ),
+        ("{}/run --world-images 3", "--size is 16x16; it must be at least 24x16"),
+        ("{}/features --world-images 3", "the generated world: these are pictures, but"),
+        ("{}/run {}/data --world-images 3", "--world-images is given, but {}/data is what to"),
+        ("{}/run --device tpu", "--device is 'tpu'"),
+        ("{}/run --workers 0", "--workers is 0; it must be at least 1"),
+    ],
+)
+def test_what_cannot_be(
+    arguments: str, expected: str, small: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = arguments.replace("{}", str(small)).split()
+    said = sentence(capsys, "evaluate", *given, "--json", "n.json", "--predictions", "p.txt")
+    assert said.startswith(expected.replace("{}", str(small)))
+    assert list(here.iterdir()) == []
+
+
+def test_features_of_another_shape(
+    small: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with h5py.File(here / "wide.h5", "w") as file:
+        file["features"] = np.ones((COUNTS["val"], 6, 4, 5), np.float32)
+    given = (small / "features", small / "data", "--images", "wide.h5")
+    assert sentence(capsys, "evaluate", *given) == (
+        f"{here}/wide.h5: images are 5x4x6, but {small}/features/best.safetensors learned from "
+        "4x4x6"
+    )
+
+
+def test_a_damaged_checkpoint_and_one_that_does_not_tell(
+    small: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about, weights = read_checkpoint(small / "run" / BEST)
+    content = bytearray((small / "run" / BEST).read_bytes())
+    content[-5] ^= 4
+    (here / "damaged.safetensors").write_bytes(content)
+    said = sentence(capsys, "evaluate", "damaged.safetensors")
+    assert said.startswith("damaged.safetensors: it is damaged")
+    untold = {**about, "data": {"val": {"questions": "somebody's"}}}
+    write_checkpoint(here / "untold.safetensors", untold, weights)
+    said = sentence(capsys, "evaluate", "untold.safetensors")
+    assert said == "untold.safetensors: it does not tell what it was validated on; give DATA"
+    moved = json.loads(json.dumps(about["data"]).replace(str(small / "data"), "/nowhere/data"))
+    write_checkpoint(here / "moved.safetensors", {**about, "data": moved}, weights)
+    said = sentence(capsys, "evaluate", "moved.safetensors")
+    assert said.startswith("/nowhere/data: there is no such folder")
