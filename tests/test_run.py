@@ -14,23 +14,22 @@ from typing import Any
 import pytest
 import torch
 
+from broken_off import (
+    FailureError,
+    StoppedAfter,
+    die_in_a_save,
+    fail_at,
+    learn,
+    process,
+    save_for_ever,
+)
 from macnet.disk import alone_in
 from macnet.errors import InputError
 from macnet.training import trainer as trainer_module
 from macnet.training.checkpoint import open_trained, read_checkpoint, write_checkpoint
-from macnet.training.step import Learner
 from macnet.training.trainer import Plan
 from test_record import room_for
-from tiny_lessons import (
-    SMALL,
-    assert_equal,
-    die_in_a_save,
-    learn,
-    plan,
-    process,
-    save_for_ever,
-    trainer,
-)
+from tiny_lessons import SMALL, assert_equal, plan, trainer
 
 SHORT = {"epochs": 2 / 3, "validate": 1 / 3}  # two steps, each of them validated
 
@@ -99,37 +98,6 @@ def test_killed_in_a_save(which: int, made: Plan, unbroken: Path, tmp_path: Path
 # --- failed ----------------------------------------------------------------------------------
 
 
-class FailureError(Exception):
-    """What may happen anywhere."""
-
-
-def fail_at(which: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Before a file is made safe, before it takes its place, and after: at one such moment.
-
-    Gives how many there were.
-    """
-    passed = 0
-
-    def moment() -> None:
-        nonlocal passed
-        passed += 1
-        if passed == which:
-            raise FailureError
-
-    def fsync(handle: int, real: Callable[[int], None] = os.fsync) -> None:
-        moment()
-        real(handle)
-
-    def replace(part: Path, path: Path, real: Callable[..., Any] = Path.replace) -> None:
-        moment()
-        real(part, path)
-        moment()
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(Path, "replace", replace)
-    return lambda: passed
-
-
 def test_failed_at_every_moment_of_every_save(tmp_path: Path) -> None:
     made = plan(**SHORT)
     with pytest.MonkeyPatch.context() as patch:
@@ -176,25 +144,6 @@ def test_a_run_that_is_over_stays_as_it_is(made: Plan, unbroken: Path) -> None:
 
 
 # --- interrupted -----------------------------------------------------------------------------
-
-
-class StoppedAfter:
-    """Ctrl-C is pressed when so many steps were made."""
-
-    def __init__(self, steps: int) -> None:
-        self._left, self._patch = steps, pytest.MonkeyPatch()
-
-    def __enter__(self) -> None:
-        def step(learner: Learner, *numbers: Any, real: Callable[..., None] = Learner.step) -> None:
-            real(learner, *numbers)
-            self._left -= 1
-            if self._left == 0:
-                signal.raise_signal(signal.SIGINT)
-
-        self._patch.setattr(Learner, "step", step)
-
-    def __exit__(self, *_: object) -> None:
-        self._patch.undo()
 
 
 @pytest.mark.parametrize("steps", [1, 5, 12])

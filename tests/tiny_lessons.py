@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
-from collections.abc import Callable, Mapping
-from multiprocessing import get_context
-from multiprocessing.process import BaseProcess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
@@ -23,14 +17,14 @@ from macnet.data.vocab import ANSWERS, Vocabulary
 from macnet.models.registry import find_preset
 from macnet.training.checkpoint import BEST, LAST, read_checkpoint
 from macnet.training.data import Lessons
-from macnet.training.loop import Loop
 from macnet.training.recipes import find_recipe
 from macnet.training.record import read_record
 from macnet.training.trainer import Plan, Trainer
 
 WORDS = ("is it bright", "is it dark", "yes or no yes", "yes or no no")
 RIGHT = (("no", "yes"), ("yes", "no"), ("yes", "yes"), ("no", "no"))  # dark image, bright image
-PROGRAM = program_ids(["exist", "scene"])
+BETWEEN = ([], ["unique"], ["union"], ["intersect"])
+PROGRAMS = [program_ids(["exist", *between, "scene"]) for between in BETWEEN]  # of the four texts
 SMALL = {
     "d": 16,
     "p": 2,
@@ -48,9 +42,9 @@ def dataset(images: int = 12, seed: int = 0, vocabulary: Vocabulary | None = Non
     pictures = (low + rng.integers(0, 100, (images, 16, 16, 3))).astype(np.uint8)
     words = vocabulary or Vocabulary.build(WORDS)
     rows = [
-        Row(words.encode(text), ANSWERS.index(answers[bright[i]]), PROGRAM, i)
+        Row(words.encode(text), ANSWERS.index(answers[bright[i]]), program, i)
         for i in range(images)
-        for text, answers in zip(WORDS, RIGHT, strict=True)
+        for text, answers, program in zip(WORDS, RIGHT, PROGRAMS, strict=True)
     ]
     questions = collect(rows)
     every = np.arange(len(rows), dtype=np.int32)
@@ -103,52 +97,3 @@ def assert_equal(found: Path, wanted: Path) -> None:
     (tensors, lines), (theirs, their_lines) = result(found), result(wanted)
     assert lines == their_lines
     assert all(torch.equal(a, b) for a, b in zip(tensors, theirs, strict=True))
-
-
-# --- in a process of its own -----------------------------------------------------------------
-
-
-def learn(folder: Path, made: Plan, **options: Any) -> None:
-    """Train, or go on; whatever ends it is told in a file beside the folder."""
-    torch.set_num_threads(1)
-    try:
-        trainer(folder, made, **options).train(resume=True)
-        folder.with_suffix(".end").write_text("done")
-    except BaseException as error:
-        folder.with_suffix(".end").write_text(f"{type(error).__name__}: {error}")
-        raise
-
-
-def die_in_a_save(which: int, folder: Path, made: Plan) -> None:
-    """Kill oneself when so many files were about to take their place."""
-    left = iter(range(which))
-
-    def replace(part: Path, path: Path, real: Callable[..., Path] = Path.replace) -> Path:
-        if next(left, None) is None:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(part, path)
-
-    Path.replace = replace  # type: ignore[method-assign, assignment]
-    learn(folder, made, save_every=0)
-
-
-def save_for_ever(folder: Path, made: Plan) -> None:
-    """Once asked to."""
-
-    def save(loop: Loop) -> None:
-        folder.with_suffix(".saving").touch()
-        time.sleep(60)
-
-    Loop.save = save  # type: ignore[method-assign]
-    learn(folder, made, save_every=3600)
-
-
-def process(work: Callable[..., None], *arguments: Any, **options: Any) -> BaseProcess:
-    """One that is under way; of many, only the first has to wait for torch."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__, "torch._dynamo"])  # optimisers import that
-    started = context.Process(target=work, args=arguments, kwargs=options)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where Python 3.11 looks for it
-        started.start()
-    return started

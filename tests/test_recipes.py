@@ -1,0 +1,76 @@
+"""Recipes say what was published, and refuse what cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from macnet.data.dataset import Subset
+from macnet.errors import InputError
+from macnet.models.registry import SYSTEMS
+from macnet.training.objectives import OBJECTIVES
+from macnet.training.recipes import RECIPES, TEACHINGS, Recipe, Stage, find_recipe, of_stage
+
+
+def test_the_papers_recipe_for_mac() -> None:
+    recipe = find_recipe("paper", "mac")
+    assert (recipe.optimiser, recipe.lr, recipe.schedule) == ("adam", 1e-4, "constant")
+    assert recipe.images * recipe.questions == 64
+    assert (recipe.average, recipe.average_warm_up) == (0.999, False)
+    assert (recipe.clip, recipe.weight_decay, recipe.warm_up) == (8, 0, 0)
+    assert (recipe.precision, recipe.trains) == ("float32", ())
+    assert recipe.patience > 0, "early stopping on validation accuracy"
+    assert recipe == Recipe()
+
+
+def test_the_fast_recipe() -> None:
+    recipe = find_recipe("fast", "mac")
+    assert recipe.questions == 10
+    assert recipe.schedule == "cosine"
+    assert recipe.warm_up > 0
+    assert recipe.precision == "bfloat16"
+
+
+@pytest.mark.xfail(raises=KeyError, strict=False, reason="not all systems have recipes yet")
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_system_can_be_taught(system: str) -> None:
+    for name in RECIPES:
+        for stage in TEACHINGS[system].stages:
+            of_stage(find_recipe(name, system), stage)
+            assert stage.objective in OBJECTIVES
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr": -1.0}, r"recipe\.lr is -1\.0; it must be a number from 0"),
+        ({"lr": float("nan")}, r"recipe\.lr is nan"),
+        ({"lr": "fast"}, r"recipe\.lr is 'fast'"),
+        ({"images": 0}, r"recipe\.images is 0; it must be a whole number from 1"),
+        ({"images": 1.5}, r"recipe\.images is 1\.5; it must be a whole number"),
+        ({"questions": True}, r"recipe\.questions is True"),
+        ({"epochs": 0}, r"recipe\.epochs is 0; it must be above 0"),
+        ({"validate": 0.0}, r"recipe\.validate is 0\.0; it must be above 0"),
+        ({"average": 1.0}, r"recipe\.average is 1\.0; it must be below 1"),
+        ({"average_warm_up": 1}, r"recipe\.average_warm_up is 1; choose True or False"),
+        ({"optimiser": "sgd"}, r"recipe\.optimiser is 'sgd'; choose one of adam, adamw"),
+        ({"precision": "float16"}, r"recipe\.precision is 'float16'; choose one of float32, bf"),
+        ({"schedule": "linear"}, r"recipe\.schedule is 'linear'; choose one of constant, au"),
+    ],
+)
+def test_what_no_recipe_has(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Recipe(**changes)
+
+
+def test_an_unknown_recipe() -> None:
+    with pytest.raises(InputError, match="--recipe is 'slow'; choose one of paper, fast"):
+        find_recipe("slow", "mac")
+
+
+def test_a_stage_changes_the_recipe_of_the_run() -> None:
+    stage = Stage(name="first", subset=Subset("question", 0.1), changes={"lr": 5e-4})
+    assert of_stage(Recipe(clip=1), stage) == Recipe(clip=1, lr=5e-4)
+    with pytest.raises(ValueError, match=r"stage first changes \['rate'\], which no recipe has"):
+        of_stage(Recipe(), Stage(name="first", changes={"rate": 5e-4}))
