@@ -57,6 +57,7 @@ def packed(folder: Path, images: int, shape: tuple[int, ...], dtype: type) -> Da
         rng.integers(0, 13, count).astype(np.int8),
         rng.integers(4, 44, (count, STEPS)).astype(np.uint8),
         rows,
+        np.full(count, -1, np.int8),
     )
     return Dataset(array, questions, rows, np.arange(count, dtype=np.int32), WORDS, {})
 
