@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from macnet.cli.datasets import Drawn, Means, OnDisk, open_again
 from macnet.cli.options import (
+    PLAIN,
     Device,
     File,
     Folder,
@@ -19,6 +21,7 @@ from macnet.cli.options import (
     choose_cache,
     choose_device,
     choose_share_of_workers,
+    refuse_given,
 )
 from macnet.errors import InputError
 
@@ -27,16 +30,28 @@ if TYPE_CHECKING:
     from macnet.training.checkpoint import Trained
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What is asked, if not what the run was validated on: of DATA, or of the generated world."""
+
+    split: str = "val"
+    """Of either; of CoGenT, valA or valB."""
+    images: Somewhere = None
+    """Where the images are, if not in DATA: a folder, or a file of features (.h5)."""
+    skip_missing: bool = False
+    """Leave out questions of DATA about images that are not there."""
+    world_images: Number = None
+    """Instead of DATA, so many images of the generated world."""
+    world_seed: int = 1
+    """Another seed is another world."""
+
+
 def evaluate(
     run: Annotated[Path, tyro.conf.arg(metavar="RUN")],
     data: Annotated[Path | None, tyro.conf.arg(metavar="[DATA]")] = None,
     /,
     *,
-    split: str = "val",
-    images: Somewhere = None,
-    skip_missing: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    world_seed: int = 1,
-    world_images: Number = None,
+    question: Annotated[Asked, *PLAIN],
     json_file: Annotated[File, tyro.conf.arg(name="json")] = None,
     predictions: File = None,
     precision: Annotated[
@@ -54,11 +69,6 @@ def evaluate(
     Args:
         run: Folder of a run, or its best.safetensors.
         data: A dataset, or a questions file (.h5). If not given, what the run was validated on.
-        split: Of DATA or a world: train, val or test; of CoGenT, valA and so on.
-        images: Where the images are, if not in DATA: a folder, or a file of features (.h5).
-        skip_missing: Leave out questions about images that are not there.
-        world_seed: Of the generated world that --world-images asks for.
-        world_images: Instead of DATA, so many images of the generated world.
         json_file: A file to write all numbers to.
         predictions: A file to write the answers to, one a line, in the order of the questions.
         precision: Of products; bfloat16 on a GPU and float32 elsewhere if not given.
@@ -79,15 +89,7 @@ def evaluate(
         trained = open_trained(run)
         size = trained.fit.width, trained.fit.height
         means = Means(choose_cache(cache), size, str(own), workers)
-        if data is not None:
-            if world_images is not None:
-                raise InputError(f"--world-images is given, but {data} is what to evaluate on")
-            dataset = _on_disk(trained, data, split, images, skip_missing, means)
-        elif world_images is not None:
-            _refuse_blind(trained, pixels=True, where="the generated world")
-            dataset = Drawn(world_seed, split, world_images).open(trained.vocabulary, means)
-        else:
-            dataset = _as_validated(trained, means)
+        dataset = _opened(trained, data, question, means)
         known = _has_answers(dataset)
         if not known and predictions is None:
             raise InputError(
@@ -126,27 +128,33 @@ def evaluate(
         print(f"{json_file}: all of the numbers")
 
 
-def _on_disk(
-    trained: Trained,
-    data: Path,
-    split: str,
-    images: Path | None,
-    skip_missing: bool,
-    means: Means,
-) -> Dataset:
+def _opened(trained: Trained, data: Path | None, asked: Asked, means: Means) -> Dataset:
+    """In the words of the network, and as it looks at images."""
     from macnet.data.splits import find_split
 
-    found = find_split(data, split, images)
-    _refuse_blind(trained, pixels=not found.images.is_file(), where=str(found.images))
-    place = OnDisk(data, split, images, skip_missing)
-    return _fitting(trained, place.open(trained.vocabulary, means))
-
-
-def _as_validated(trained: Trained, means: Means) -> Dataset:
-    about: dict[str, Any] = trained.about["data"]["val"]
-    if "place" not in about:
+    words, about = trained.vocabulary, trained.about["data"]["val"]
+    if data is not None:
+        of_data = ("split", "images", "skip_missing")
+        refuse_given(asked, f"{data} is what to evaluate on", but=of_data)
+        found = find_split(data, asked.split, asked.images).images
+        _refuse_blind(trained, pixels=not found.is_file(), where=str(found))
+        dataset = OnDisk(data, asked.split, asked.images, asked.skip_missing).open(words, means)
+    elif asked.world_images is not None:
+        refuse_given(asked, "there is no DATA", but=("split", "world_images", "world_seed"))
+        _refuse_blind(trained, pixels=True, where="the generated world")
+        dataset = Drawn(asked.world_seed, asked.split, asked.world_images).open(words, means)
+    elif "place" in about:
+        refuse_given(asked, "there is neither DATA nor --world-images")
+        dataset = open_again(about, words, means)
+    else:
         raise InputError(f"{trained.path}: it does not tell what it was validated on; give DATA")
-    return _fitting(trained, open_again(about, trained.vocabulary, means))
+    fit, shape = trained.fit, dataset.images.shape[1:]
+    if shape != (fit.height, fit.width, fit.channels):
+        raise InputError(
+            f"{dataset.about['images']}: images are {shape[1]}x{shape[0]}x{shape[2]}, but "
+            f"{trained.path} learned from {fit.width}x{fit.height}x{fit.channels}"
+        )
+    return dataset
 
 
 def _refuse_blind(trained: Trained, *, pixels: bool, where: str) -> None:
@@ -158,16 +166,6 @@ def _refuse_blind(trained: Trained, *, pixels: bool, where: str) -> None:
             f"{where}: these are pictures, but {trained.path} learned from features; give a "
             "file of them as --images"
         )
-
-
-def _fitting(trained: Trained, dataset: Dataset) -> Dataset:
-    fit, shape = trained.fit, dataset.images.shape[1:]
-    if shape != (fit.height, fit.width, fit.channels):
-        raise InputError(
-            f"{dataset.about['images']}: images are {shape[1]}x{shape[0]}x{shape[2]}, but "
-            f"{trained.path} learned from {fit.width}x{fit.height}x{fit.channels}"
-        )
-    return dataset
 
 
 def _has_answers(dataset: Dataset) -> bool:

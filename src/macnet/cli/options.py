@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +26,9 @@ Tokenising = Annotated[
     Literal["mac", "clevr-iep", "n2nmn"] | None, tyro.conf.arg(metavar="mac|clevr-iep|n2nmn")
 ]
 
+PLAIN = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+"""Marks a group of options, which is a box of `--help` and nothing to type."""
+
 
 def read_size(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([1-9]\d{0,3})x([1-9]\d{0,3})", text)
@@ -40,10 +44,10 @@ def refuse_below_one(flag: str, value: int | None) -> None:
         raise InputError(f"{flag} is {value}; it must be at least 1")
 
 
-def refuse_given(options: Any, why: str) -> None:
-    """Of a group of options: those that are not as they are by default have no meaning now."""
+def refuse_given(options: Any, why: str, *, but: Collection[str] = ()) -> None:
+    """Of a group of options, all but some must be as they are by default: they mean nothing now."""
     for field in fields(options):
-        if getattr(options, field.name) != field.default:
+        if field.name not in but and getattr(options, field.name) != field.default:
             raise InputError(f"--{field.name.replace('_', '-')} is given, but {why}")
 
 

@@ -12,6 +12,7 @@ import tyro
 
 from macnet.cli.datasets import Drawn, Means, OnDisk, refuse_two_tokenisings
 from macnet.cli.options import (
+    PLAIN,
     Device,
     File,
     Folder,
@@ -39,10 +40,9 @@ if TYPE_CHECKING:
     from macnet.training.data import Lessons
 
 Share = Annotated[float | None, tyro.conf.arg(metavar="SHARE")]
-PLAIN = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
 
 
-# Each group of options is a box of `--help`. Sentences are of one line: a break would stay.
+# Sentences are of one line: `--help` would keep a break.
 @dataclass(frozen=True)
 class Network:
     """What is trained, and how: a preset, then what changes it, in this order."""
@@ -248,8 +248,7 @@ def _from_data(where: Path, options: OfData, start: Trained | None, means: Means
     _, kind = find_questions(where, options.split)
     if kind == "community" and options.val is None:
         raise InputError(f"{where}: it holds one split only; say with --val what to validate on")
-    is_file = options.images is not None and options.images.is_file()
-    if is_file and options.val_images is None:
+    if options.val_images is None and options.images is not None and options.images.is_file():
         raise InputError(
             f"--images is {options.images}, features of one split; say with --val-images where "
             "those are that are validated on"
@@ -264,9 +263,8 @@ def _from_data(where: Path, options: OfData, start: Trained | None, means: Means
     val = opened(options.val or where, val_split, options.val_images or options.images)
     if options.mix is None:
         return Lessons(train, val)
-    return Lessons(
-        train, val, opened(options.mix, options.split, options.images), options.mix_share
-    )
+    old = opened(options.mix, options.split, options.images)
+    return Lessons(train, val, old, options.mix_share)
 
 
 def _words(where: Path, options: OfData, start: Trained | None, cache: Path) -> Vocabulary:
