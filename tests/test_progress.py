@@ -90,6 +90,22 @@ def test_the_end_is_told_at_once(clock: Clock, capsys: pytest.CaptureFixture[str
     assert captured.out == ""
 
 
+def test_the_end_of_what_is_within_another_is_not(
+    clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with progress("training", "questions", 30) as advance:
+        for seconds in (4, 11):
+            with progress("answering", "questions", 7) as inner:
+                clock.now += seconds
+                inner(3)
+                inner(4)
+        advance(30)
+    assert capsys.readouterr().err.splitlines() == [
+        "answering 3/7, 0.3 questions/s, 0:15 left",  # it takes long; one wants to know
+        "training 30/30, 2.0 questions/s, 0:00 left",
+    ]
+
+
 def test_what_is_said_is_a_line_as_it_is(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     line = "val 87.12% [bold] " + "x" * 300
     with progress("training", "questions", 100) as advance:

@@ -26,8 +26,9 @@ BAR_WIDTH = 24
 class Advance:
     """Called with the number of units just made, and with a note where it has changed."""
 
-    def __init__(self, what: str, unit: str, total: int, done: int) -> None:
-        self._what, self._unit, self._total = what, unit, total
+    def __init__(self, what: str, unit: str, total: int, done: int, within: bool = False) -> None:
+        """`within` another that is told of: then the end is not worth a line."""
+        self._what, self._unit, self._total, self._within = what, unit, total, within
         self._now = self._done = done
         self._note = ""
         self._start = self._last_line = time.monotonic()
@@ -47,7 +48,7 @@ class Advance:
         print(line, file=sys.stderr, flush=True)
 
     def _show(self) -> None:
-        finished = self._now == self._total
+        finished = self._now == self._total and not self._within
         if finished or time.monotonic() - self._last_line > SECONDS_BETWEEN_LINES:
             self._last_line = time.monotonic()
             note = f", {self._note}" if self._note else ""
@@ -93,6 +94,7 @@ class _Silent(Advance):
 
 
 _display: Progress | None = None  # the one in the terminal, which bars within bars share
+_speaking = False  # in lines, where there is no terminal
 
 
 @contextmanager
@@ -101,11 +103,15 @@ def progress(what: str, unit: str, total: int, done: int = 0) -> Iterator[Advanc
 
     `done` counts what an earlier run made; it says nothing about the speed of this one.
     """
-    global _display
+    global _display, _speaking
     if os.environ.get("RANK", "0") != "0":
         yield _Silent(what, unit, total, done)
     elif not (console := Console(stderr=True)).is_terminal:
-        yield Advance(what, unit, total, done)
+        within, _speaking = _speaking, True
+        try:
+            yield Advance(what, unit, total, done, within)
+        finally:
+            _speaking = within
     elif _display is not None:
         bar = _Bar(what, unit, total, done, _display)
         try:
