@@ -90,6 +90,25 @@ def test_a_run_is_trained_and_its_best_is_shown(
     assert (here / "cache").is_dir()
 
 
+@pytest.mark.parametrize(
+    ("preset", "row", "small"),
+    [
+        ("q-type", "Q-type baseline", ""),
+        ("lstm", "LSTM", "--model.embedding 4 --model.units 6 --model.hidden 8"),
+        ("cnn-lstm", "CNN+LSTM", "--model.units 6 --model.hidden 8 --model.channels 2"),
+    ],
+)
+def test_the_other_systems(
+    preset: str, row: str, small: str, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = f"--preset {preset} --out run {small} --size 16x16 --device cpu --workers 1 "
+    given += "--recipe.epochs 2 --recipe.images 8 --recipe.questions 2"
+    assert main(["train", str(data), *given.split()]) == 0
+    assert f"\n{row} on {data}" in capsys.readouterr().out
+    assert main(["evaluate", "run", "--device", "cpu", "--workers", "1"]) == 0
+    assert capsys.readouterr().out.startswith(f"{row} on {data}")
+
+
 def test_a_finished_run_has_nothing_to_do(
     made: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
