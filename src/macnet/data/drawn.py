@@ -96,7 +96,7 @@ def pack_world(
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """On a CPU, threads that draw would fight with the workers for its cores, and all would lose."""
+    """On a CPU, threads that draw would fight with the workers for its cores, and all lose."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
