@@ -7,13 +7,16 @@ anything. Machines with GPUs talk by NCCL, others by Gloo.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from macnet.errors import InputError
 
@@ -30,11 +33,40 @@ def together(device: str) -> Iterator[torch.device]:
     own = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device(device)
     if on_gpu:
         torch.cuda.set_device(own)
-    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=own if on_gpu else None)
+    store, number, count = next(rendezvous("env://"))
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=_fresh(store, number, count),
+        rank=number,
+        world_size=count,
+        device_id=own if on_gpu else None,
+    )
     try:
         yield own
     finally:
         dist.destroy_process_group()
+
+
+def _fresh(store: Any, number: int, count: int) -> Any:
+    """The store, by a name in it that none has used before.
+
+    When `torchrun` starts processes again it keeps the store, where the addresses of the dead still
+    are. So each leaves a new token, in answer to which the first tells its own: that is the name.
+    """
+    token = uuid4().hex
+    if number > 0:
+        store.set(f"process {number}", token)
+        name = store.get(token).decode()  # waits for it
+        store.set(f"{name}, {number}", "")
+        return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+    waiting = {*range(1, count)}
+    while waiting:  # `torchrun` ends it if another cannot come
+        for other in waiting:
+            if store.check([f"process {other}"]):  # perhaps of one that is dead: no harm
+                store.set(store.get(f"process {other}").decode(), token)
+        waiting = {other for other in waiting if not store.check([f"{token}, {other}"])}
+        time.sleep(0.01)
+    return dist.PrefixStore(token, store)  # type: ignore[attr-defined]
 
 
 def size() -> int:

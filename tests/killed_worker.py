@@ -1,0 +1,30 @@
+"""For torchrun: trains, and in the second process kills itself once, in the middle."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+from macnet.parallel import rank, together
+from macnet.training.step import Learner
+from test_parallel import plans
+from tiny_lessons import trainer
+
+
+def doomed(learner: Learner, number: int, rate: float) -> None:
+    if number == 7 and rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    step(learner, number, rate)
+
+
+step = Learner.step
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    Learner.step = doomed  # type: ignore[method-assign]
+    with together("cpu"):
+        trainer(Path(sys.argv[1]), plans()["dropout"], save_every=0).train(resume=True)

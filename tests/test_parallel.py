@@ -1,0 +1,197 @@
+"""Two processes, each with half of every batch, learn what one learns with all of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from macnet import parallel
+from macnet.errors import InputError
+from macnet.training.checkpoint import read_checkpoint
+from macnet.training.trainer import Plan
+from processes import in_processes
+from tiny_lessons import CALM, assert_equal, plan, result, trainer
+
+HERE = Path(__file__).parent
+
+
+def plans() -> dict[str, Plan]:
+    """All without dropout, which each process draws for itself, but the last."""
+    return {
+        "mac": plan(model=CALM, epochs=3, schedule="authors", clip=1),
+        "stops early": plan(model=CALM, epochs=40, lr=0.0, patience=2),
+        "fillers": plan(model=CALM, images=2, questions=3, epochs=0.6),
+        "one part": plan(model=CALM, epochs=1, trains=("output",)),
+        "q-type": plan("q-type", epochs=1),
+        "dropout": plan(epochs=3),
+    }
+
+
+def train_all(folder: Path) -> list[str]:
+    """What happens to each plan, in this process; of several, only the first has the folder."""
+    own = folder if parallel.is_first() else folder / "not the first"
+    for name, made in plans().items():
+        trainer(own / name, made, save_every=0).train()
+    refused = []
+    for name, resume in (("mac", False), ("dropout", True)):
+        with pytest.raises(InputError) as failure:
+            trainer(own / name, plan(lr=5.0), save_every=0).train(resume=resume)
+        refused.append(str(failure.value).replace(str(folder), "."))
+    return refused
+
+
+def failures() -> list[str]:
+    """What the first process fails on, and what it makes."""
+
+    def fail(error: Exception) -> Callable[[], None]:
+        def raised() -> None:
+            raise error
+
+        return raised
+
+    found = []
+    for error in (InputError("no"), OSError(28, "No space left on device", "last")):
+        with pytest.raises(type(error)) as failure:
+            parallel.from_first(fail(error))
+        found.append(repr(failure.value))
+    return [*found, parallel.from_first(lambda: f"of {parallel.rank()}")]
+
+
+def both(folder: Path) -> tuple[list[str], list[str], list[int]]:
+    mine = torch.tensor([parallel.rank() + 1, 10])
+    assert parallel.sum_over_all(mine) is mine
+    return train_all(folder), failures(), [*mine.tolist(), *parallel.gathered(parallel.rank())]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    folder = tmp_path_factory.mktemp("two")
+    return folder, in_processes(both, folder)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("one")
+    for name, made in plans().items():
+        trainer(folder / name, made).train()
+    return folder
+
+
+# A bias before a batch normalisation changes nothing. Its gradient is nought but for rounding, of
+# which Adam makes steps, and the running mean follows it.
+NOISE = re.compile(r"image\.features\.([036]\.bias|[147]\.running_mean)")
+
+
+def learned(run: Path, *, noise: bool) -> dict[str, Tensor]:
+    """The weights and their average, if need be without what is nothing but rounding."""
+    tensors = read_checkpoint(run / "last.safetensors").tensors
+    return {
+        name: tensor
+        for name, tensor in tensors.items()
+        if name.startswith(("network", "average")) and (noise or not NOISE.search(name))
+    }
+
+
+@pytest.mark.parametrize("name", ["mac", "stops early", "fillers", "one part"])
+def test_two_are_as_one(name: str, one: Path, two: tuple[Path, list[Any]]) -> None:
+    """MAC from pixels, whose batch normalisation is over both shares.
+
+    Seen after nine steps in float32: losses off by 6e-7 of themselves, gradients by 1.3e-6, weights
+    by 1.1e-5 of their norm.
+    """
+    (_, curve), (_, their_curve) = (result(folder / name) for folder in (one, two[0]))
+    assert their_curve == nearly(curve, 1e-5)
+    still = name in ("stops early", "one part")  # there, convolutions do not learn
+    wanted, found = (learned(folder / name, noise=still) for folder in (one, two[0]))
+    assert wanted.keys() == found.keys()
+    for tensor, value in wanted.items():
+        off = (found[tensor] - value).double().norm()
+        assert off <= 1e-4 * value.double().norm(), (tensor, off / value.double().norm())
+
+
+def nearly(lines: list[dict[str, Any]], rel: float) -> list[dict[str, Any]]:
+    """Lines of a record whose numbers may be off by a share of themselves."""
+    return [
+        {k: pytest.approx(v, rel=rel) if isinstance(v, float) else v for k, v in line.items()}
+        for line in lines
+    ]
+
+
+def test_early_stopping_agrees(two: tuple[Path, list[Any]]) -> None:
+    _, lines = result(two[0] / "stops early")
+    assert lines[-1]["why"] == "early stopping"
+    assert lines[-1]["epoch"] == 3
+
+
+def test_each_process_has_its_own_chance(two: tuple[Path, list[Any]]) -> None:
+    last = read_checkpoint(two[0] / "dropout/last.safetensors").tensors
+    assert not torch.equal(last["random/0/cpu"], last["random/1/cpu"])
+
+
+def test_counting_is_exact(one: Path, two: tuple[Path, list[Any]]) -> None:
+    (wanted, curve), (found, their_curve) = (result(folder / "q-type") for folder in (one, two[0]))
+    assert their_curve == nearly(curve, 1e-6), "a sum of losses is a rounded number"
+    counts, theirs = ([t for t in ts if t.dtype == torch.int64] for ts in (wanted, found))
+    assert [t.sum() for t in counts] == [48, 48], "best and last"
+    assert all(map(torch.equal, counts, theirs))
+
+
+def test_only_the_first_writes(two: tuple[Path, list[Any]]) -> None:
+    assert {path.name for path in two[0].iterdir()} == {*plans()}
+
+
+def test_what_the_first_refuses_all_refuse(two: tuple[Path, list[Any]]) -> None:
+    (first, failed, _), (second, also_failed, _) = two[1]
+    assert first == second
+    assert first[0].startswith("./mac: it holds a run already")
+    assert first[1].startswith("./dropout: it holds a run of another configuration: recipe.")
+    assert failed == also_failed == [*failed[:2], "of 0"]
+    assert "InputError('no')" in failed[0]
+    assert "No space left on device" in failed[1]
+
+
+def test_sums_and_gatherings(two: tuple[Path, list[Any]]) -> None:
+    assert [numbers for _, _, numbers in two[1]] == [[3, 20, 0, 1]] * 2
+
+
+def test_alone_nothing_is_exchanged() -> None:
+    assert (parallel.size(), parallel.rank(), parallel.is_first()) == (1, 0, True)
+    assert parallel.gathered("x") == ["x"]
+    assert failures()[2] == "of 0"
+    with parallel.together("cpu") as device:
+        assert device == torch.device("cpu")
+
+
+def test_batches_that_cannot_be_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "size", lambda: 3)
+    with pytest.raises(InputError, match=r"recipe\.images is 4; it must be a multiple of the 3 pr"):
+        trainer(tmp_path, plan()).lessons.open(
+            plan().recipe, None, seed=0, device=torch.device("cpu"), position=0, workers=0
+        )
+
+
+def test_a_killed_worker_comes_back(two: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    """`torchrun` starts both again, once; what they learn is what was learned without that."""
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", "--max-restarts", "1"),
+            *(str(HERE / "killed_worker.py"), str(tmp_path / "run")),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "exitcode: -9" in done.stderr, "one was killed"
+    assert_equal(tmp_path / "run", two[0] / "dropout")
