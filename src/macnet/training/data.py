@@ -33,9 +33,17 @@ class Lessons:
     """Of batches that are old."""
 
     def __post_init__(self) -> None:
-        for dataset in filter(None, (self.train, self.val, self.old)):
+        for dataset in (self.val, self.train, self.old):
             if isinstance(dataset, Dataset):
                 _refuse_unfit(dataset, like=self.val)
+        if isinstance(self.train, World):
+            drawn = self.train.height, self.train.width, 3
+            seen = self.val.images.shape[1:]
+            if self.val.images.dtype.kind != "u" or drawn != seen:
+                raise InputError(
+                    f"the world is drawn as {drawn}, but those images to be validated on are "
+                    f"{seen} of {self.val.images.dtype}; they must be alike"
+                )
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -67,18 +75,6 @@ class Lessons:
             )
         images = recipe.images // parallel.size()
         shard = parallel.rank(), parallel.size()
-        if isinstance(self.train, World):
-            world = replace(self.train, questions_per_image=recipe.questions)
-            return EndlessBatches(
-                world,
-                self.vocabulary,
-                images=images,
-                device=device,
-                workers=workers,
-                shard=shard,
-                position=position,
-                compile=compile,
-            )
 
         def batches(dataset: Dataset, position: int) -> Batches:
             return Batches(
@@ -91,11 +87,28 @@ class Lessons:
                 position=position,
             )
 
-        train = self.train if subset is None else self.train.subset(subset)
+        def main(position: int) -> Source:
+            if isinstance(self.train, Dataset):
+                return batches(
+                    self.train if subset is None else self.train.subset(subset), position
+                )
+            if subset is not None:
+                raise InputError("an endless world has no subset; make a dataset of it first")
+            return EndlessBatches(
+                replace(self.train, questions_per_image=recipe.questions),
+                self.vocabulary,
+                images=images,
+                device=device,
+                workers=workers,
+                shard=shard,
+                position=position,
+                compile=compile,
+            )
+
         if self.old is None:
-            return batches(train, position)
+            return main(position)
         new, old = positions(position, self.share)
-        return Mixture(batches(train, new), batches(self.old, old), self.share)
+        return Mixture(main(new), batches(self.old, old), self.share)
 
     def record(self) -> dict[str, Any]:
         """For whoever wants to know, and to see that a run goes on with the same."""

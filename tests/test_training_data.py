@@ -1,0 +1,138 @@
+"""Lessons: what they give to learn from, and which do not go together."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from macnet.clevr.world import World
+from macnet.data.batches import Batches, Source
+from macnet.data.dataset import Dataset, Subset
+from macnet.data.questions import UNKNOWN
+from macnet.data.stream import EndlessBatches, language
+from macnet.data.vocab import Vocabulary
+from macnet.errors import InputError
+from macnet.models.registry import Fit
+from macnet.training.data import EPOCH, Lessons, steps_of_epoch
+from macnet.training.recipes import Recipe
+from tiny_lessons import dataset, lessons
+
+RECIPE = Recipe(images=4, questions=3)
+WORLD = World(seed=1, width=24, height=16)
+
+
+def opened(of: Lessons, position: int = 0, subset: Subset | None = None) -> Source:
+    return of.open(RECIPE, subset, seed=5, device=torch.device("cpu"), position=position, workers=0)
+
+
+def which(source: Source, steps: int) -> list[list[int]]:
+    with closing(source):
+        return [source.gather(source.draw()).which.tolist() for _ in range(steps)]
+
+
+def test_what_a_network_must_fit() -> None:
+    made = lessons()
+    assert made.fit() == Fit(len(made.vocabulary), 28, True, 3, 16, 16)
+    features = [
+        replace(d, images=np.zeros((12, 2, 5, 7), np.float16)) for d in (dataset(), dataset(8))
+    ]
+    assert Lessons(*features).fit() == Fit(len(made.vocabulary), 28, False, 7, 2, 5)
+
+
+def test_batches_of_a_dataset_from_any_position() -> None:
+    plain = Batches(dataset(), images=4, questions=3, seed=5)
+    wanted = [next(plain).which.tolist() for _ in range(9)]
+    assert which(opened(lessons()), 9) == wanted
+    assert which(opened(lessons(), position=4), 5) == wanted[4:]
+
+
+def test_a_subset() -> None:
+    rule = Subset("question", 0.25)
+    chosen = {*dataset().subset(rule).chosen.tolist()}
+    source = opened(lessons(), subset=rule)
+    steps = steps_of_epoch(source, RECIPE)
+    seen = [n for step in which(source, steps) for n in step if n != UNKNOWN]
+    assert sorted(seen) == sorted(chosen)
+
+
+@pytest.mark.parametrize("position", [0, 1, 5])
+def test_what_was_learned_before_is_mixed_in(position: int) -> None:
+    old = dataset(20, seed=7)
+    mixed = replace(lessons(), old=old, share=1 / 3)
+    news, olds = which(opened(lessons()), 12), which(opened(Lessons(old, old)), 12)
+    expected = [(olds if n % 3 == 2 else news).pop(0) for n in range(12)]
+    assert which(opened(mixed, position), 6) == expected[position : position + 6]
+    with closing(opened(mixed)) as source:
+        assert steps_of_epoch(source, RECIPE) == 9, "six new batches and half as many old"
+    assert mixed.record()["old"]["share"] == 1 / 3
+
+
+def beside_the_world() -> Dataset:
+    """A dataset in its words, of pictures as large."""
+    part = dataset(8, 1, Vocabulary.build([*language(), "is it bright dark yes or no"]))
+    return replace(part, images=np.zeros((8, 16, 24, 3), np.uint8))
+
+
+def test_an_endless_world() -> None:
+    val = beside_the_world()
+    endless = Lessons(WORLD, val)
+    with closing(opened(endless)) as source:
+        assert isinstance(source, EndlessBatches)
+        assert steps_of_epoch(source, RECIPE) == -(-EPOCH // 12)
+    first = which(opened(endless), 3)
+    assert which(opened(endless, position=2), 1) == first[2:]
+    assert len(first[0]) == 12, "as many questions about each image as the recipe says"
+    assert endless.record()["train"]["seed"] == 1
+
+
+def test_an_endless_world_with_what_was_learned_before() -> None:
+    val = beside_the_world()
+    mixed = Lessons(WORLD, val, old=val, share=0.5)
+    worlds, olds = which(opened(Lessons(WORLD, val)), 2), which(opened(Lessons(val, val)), 2)
+    assert which(opened(mixed), 4) == [worlds[0], olds[0], worlds[1], olds[1]]
+
+
+def test_an_endless_world_has_no_subset() -> None:
+    with pytest.raises(InputError, match="an endless world has no subset; make a dataset of it"):
+        opened(Lessons(WORLD, beside_the_world()), subset=Subset("image", 0.1))
+
+
+def without(part: Dataset, answers: np.ndarray) -> Dataset:
+    return replace(part, questions=replace(part.questions, answers=answers))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"chosen": np.zeros(0, np.int32)}, "made of seed 0: there is no question in it"),
+        ({"vocabulary": Vocabulary.build(["else"])}, "made of seed 0: it is in other words than"),
+        ({"images": np.zeros((12, 8, 16, 3), np.uint8)}, r"its images are \(8, 16, 3\) of uint8"),
+        ({"images": np.zeros((12, 16, 16, 3), np.float16)}, "its images are .* of float16, those"),
+    ],
+)
+def test_what_does_not_go_together(changes: dict[str, Any], message: str) -> None:
+    strange = replace(dataset(), **changes)
+    with pytest.raises(InputError, match=message):
+        Lessons(strange, dataset(8, seed=1))
+    with pytest.raises(InputError, match=message):
+        Lessons(dataset(8, seed=1), dataset(8, seed=1), old=strange, share=0.5)
+
+
+def test_questions_without_answers_teach_nothing() -> None:
+    part = dataset()
+    answers = part.questions.answers.copy()
+    answers[3] = UNKNOWN
+    with pytest.raises(InputError, match="made of seed 0: its questions have no answers"):
+        Lessons(without(part, answers), dataset(8, seed=1))
+    left_out = replace(without(part, answers), chosen=np.delete(part.chosen, 3))
+    assert Lessons(left_out, dataset(8, seed=1)).train is left_out, "it does not count"
+
+
+def test_a_world_that_looks_otherwise() -> None:
+    with pytest.raises(InputError, match=r"drawn as \(16, 32, 3\), but .* \(16, 24, 3\) of uint8"):
+        Lessons(World(seed=1, width=32, height=16), beside_the_world())
