@@ -69,8 +69,10 @@ def plan(
     )
 
 
-def trainer(folder: Path, made: Plan | None = None, **options: Any) -> Trainer:
-    return Trainer(folder, made or plan(), lessons(), device=torch.device("cpu"), **options)
+def trainer(
+    folder: Path, made: Plan | None = None, *, device: str = "cpu", **options: Any
+) -> Trainer:
+    return Trainer(folder, made or plan(), lessons(), device=torch.device(device), **options)
 
 
 # --- what became of it -----------------------------------------------------------------------
