@@ -104,7 +104,7 @@ def save_for_ever(folder: Path, made: Plan) -> None:
         folder.with_suffix(".saving").touch()
         time.sleep(60)
 
-    Loop.save = save  # type: ignore[method-assign]
+    Loop.save = save  # type: ignore[method-assign, assignment]
     learn(folder, made, save_every=3600)
 
 

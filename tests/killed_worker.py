@@ -25,6 +25,6 @@ step = Learner.step
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    Learner.step = doomed  # type: ignore[method-assign]
+    Learner.step = doomed  # type: ignore[method-assign, assignment]
     with together("cpu"):
         trainer(Path(sys.argv[1]), plans()["dropout"], save_every=0).train(resume=True)

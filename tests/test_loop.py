@@ -181,7 +181,7 @@ def test_no_number(of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             return found._replace(total=found.total + broken)
         return found
 
-    monkeypatch.setitem(OBJECTIVES, "answers", sometimes)  # type: ignore[arg-type]
+    monkeypatch.setitem(OBJECTIVES, "answers", sometimes)
     folder = tmp_path / "run"
     with pytest.raises(InputError, match=r"at step 7, .* \(last.safetensors is of an earlier"):
         trainer(folder, save_every=0).train()

@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from macnet.training.trainer import Plan
 from test_record import room_for
 from tiny_lessons import SMALL, assert_equal, plan, trainer
 
-SHORT = {"epochs": 2 / 3, "validate": 1 / 3}  # two steps, each of them validated
+SHORT: dict[str, Any] = {"epochs": 2 / 3, "validate": 1 / 3}  # two steps, each of them validated
 
 
 @pytest.fixture(autouse=True)
@@ -60,13 +61,17 @@ def test_killed_at_random_and_resumed(made: Plan, unbroken: Path, tmp_path: Path
     folder, chance = tmp_path / "run", random.Random(1)
     for step in (1, 1, 2, 4, 4, 7, 9, 10):
         running = process(learn, folder, made, save_every=0)
-        wait_for(lambda step=step: f'"step": {step},' in recorded(folder))
+        wait_for(partial(is_recorded, folder, step))
         time.sleep(chance.uniform(0, 0.06))  # as long as a step takes and a half
         running.kill()
         running.join()
         assert running.exitcode == -signal.SIGKILL
     trainer(folder, made).train(resume=True)
     assert_equal(folder, unbroken)
+
+
+def is_recorded(folder: Path, step: int) -> bool:
+    return f'"step": {step},' in recorded(folder)
 
 
 def recorded(folder: Path) -> str:

@@ -69,7 +69,7 @@ def learn(recipe: Recipe, network: nn.Module, steps: int = STEPS) -> Learner:
 
 def by_hand(recipe: Recipe, network: Toy) -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
     """The weights, their average, and the sum of the gradients' norms."""
-    weights = dict(network.named_parameters())
+    weights: dict[str, Tensor] = dict(network.named_parameters())
     average = {name: w.detach().clone() for name, w in weights.items()}
     first = {name: torch.zeros_like(w) for name, w in weights.items()}
     second = {name: torch.zeros_like(w) for name, w in weights.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -67,6 +68,18 @@ def test_seeds(tmp_path: Path) -> None:
     assert_equal(tmp_path / "again", tmp_path / "one")
     one, other = (open_trained(tmp_path / name).weights for name in ("one", "other"))
     assert not same(one, other)
+
+
+@pytest.mark.parametrize("steps", [5, 99])
+def test_what_validations_opened_is_closed(
+    steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, whether or not it came to the end."""
+    closed: list[Answering] = []
+    monkeypatch.setattr(Answering, "close", closed.append)
+    with StoppedAfter(steps), suppress(KeyboardInterrupt):
+        trainer(tmp_path / "run", plan(epochs=2)).train()
+    assert len(closed) == 1
 
 
 # --- two stages ------------------------------------------------------------------------------
@@ -147,15 +160,15 @@ def taught(begins: Literal["best", "last"] = "best", **changes: Any) -> Teaching
 
 @pytest.fixture
 def guided(monkeypatch: pytest.MonkeyPatch) -> Plan:
-    monkeypatch.setitem(PRESETS, "guided", Preset(GUIDED, GuidedConfig()))  # type: ignore[arg-type]
-    monkeypatch.setitem(OBJECTIVES, "clone", clone)  # type: ignore[arg-type]
-    monkeypatch.setitem(OBJECTIVES, "reinforce", reinforce)  # type: ignore[arg-type]
+    monkeypatch.setitem(PRESETS, "guided", Preset(GUIDED, GuidedConfig()))
+    monkeypatch.setitem(OBJECTIVES, "clone", clone)
+    monkeypatch.setitem(OBJECTIVES, "reinforce", reinforce)
     teach(monkeypatch, taught(epochs=6, lr=0.1))
     return plan("guided", validate=1)
 
 
 def teach(patch: pytest.MonkeyPatch, teaching: Teaching) -> None:
-    patch.setitem(TEACHINGS, "guided", teaching)  # type: ignore[arg-type]
+    patch.setitem(TEACHINGS, "guided", teaching)
 
 
 def of_network(folder: Path, which: str) -> dict[str, Tensor]:

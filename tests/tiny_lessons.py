@@ -23,7 +23,7 @@ from macnet.training.trainer import Plan, Trainer
 
 WORDS = ("is it bright", "is it dark", "yes or no yes", "yes or no no")
 RIGHT = (("no", "yes"), ("yes", "no"), ("yes", "yes"), ("no", "no"))  # dark image, bright image
-BETWEEN = ([], ["unique"], ["union"], ["intersect"])
+BETWEEN: list[list[str]] = [[], ["unique"], ["union"], ["intersect"]]
 PROGRAMS = [program_ids(["exist", *between, "scene"]) for between in BETWEEN]  # of the four texts
 SMALL = {
     "d": 16,

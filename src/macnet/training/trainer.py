@@ -8,7 +8,7 @@ What a stage does is data (`recipes`); nothing here knows one system from anothe
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,7 @@ class Trainer:
         self._run = Run(folder, about)
         self._device, self._workers, self._save_every = device, workers, save_every
         self._tensorboard, self._capture, self._compile = tensorboard, capture, compile
+        self._opened = ExitStack()  # what training has opened, and closes again
         self._answering: Answering | None = None
 
     def train(self, *, resume: bool = False) -> bool:
@@ -106,7 +107,8 @@ class Trainer:
                 network = self._build()
                 logs = folder / "tensorboard" if self._tensorboard else None
                 path = folder / RECORD if first else None
-                with Record(path, standing.record, logs) as record:
+                with Record(path, standing.record, logs) as record, ExitStack() as self._opened:
+                    self._answering = None
                     for stage in self.plan.stages[standing.stage :]:
                         standing = self._teach(stage, network, standing, checkpoint, record)
                         checkpoint = None
@@ -180,5 +182,7 @@ class Trainer:
         dataset = self.lessons.val
         if self._answering is None:  # opened when first it is wanted: images go to the device
             precision = self.plan.recipe.precision
-            self._answering = Answering(dataset, device=self._device, precision=precision)
+            self._answering = self._opened.enter_context(
+                Answering(dataset, device=self._device, precision=precision)
+            )
         return measure(dataset, self._answering(system, network))
