@@ -76,7 +76,7 @@ def test_what_validations_opened_is_closed(
 ) -> None:
     """Once, whether or not it came to the end."""
     closed: list[Answering] = []
-    monkeypatch.setattr(Answering, "close", closed.append)
+    monkeypatch.setattr(Answering, "close", lambda answering: closed.append(answering))
     with StoppedAfter(steps), suppress(KeyboardInterrupt):
         trainer(tmp_path / "run", plan(epochs=2)).train()
     assert len(closed) == 1
