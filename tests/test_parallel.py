@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -88,18 +87,11 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# A bias before a batch normalisation changes nothing. Its gradient is nought but for rounding, of
-# which Adam makes steps, and the running mean follows it.
-NOISE = re.compile(r"image\.features\.([036]\.bias|[147]\.running_mean)")
-
-
-def learned(run: Path, *, noise: bool) -> dict[str, Tensor]:
-    """The weights and their average, if need be without what is nothing but rounding."""
+def learned(run: Path) -> dict[str, Tensor]:
+    """The weights and their average."""
     tensors = read_checkpoint(run / "last.safetensors").tensors
     return {
-        name: tensor
-        for name, tensor in tensors.items()
-        if name.startswith(("network", "average")) and (noise or not NOISE.search(name))
+        name: tensor for name, tensor in tensors.items() if name.startswith(("network", "average"))
     }
 
 
@@ -112,8 +104,7 @@ def test_two_are_as_one(name: str, one: Path, two: tuple[Path, list[Any]]) -> No
     """
     (_, curve), (_, their_curve) = (result(folder / name) for folder in (one, two[0]))
     assert their_curve == nearly(curve, 1e-5)
-    still = name in ("stops early", "one part")  # there, convolutions do not learn
-    wanted, found = (learned(folder / name, noise=still) for folder in (one, two[0]))
+    wanted, found = (learned(folder / name) for folder in (one, two[0]))
     assert wanted.keys() == found.keys()
     for tensor, value in wanted.items():
         off = (found[tensor] - value).double().norm()

@@ -29,8 +29,8 @@ pytestmark = [
 SAME = 2e-3  # of a loss: sums in another order, of which Adam makes steps near gradients of nought
 LOW = 5e-2  # of a loss, in bfloat16
 
-# Of a bias before a batch normalisation nothing but rounding is learned; the running mean follows.
-NOISE = re.compile(r"image\.features\.([036]\.bias|[147]\.running_mean)")
+# A running mean may be near nought, and then its rounding is large beside it.
+NOISE = re.compile(r"image\.features\.[147]\.running_mean")
 
 
 @pytest.fixture(autouse=True)

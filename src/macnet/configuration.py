@@ -47,6 +47,11 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any], within: str = 
         a, b = one.get(name), other.get(name)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             found += differences(a, b, f"{within}{name}.")
+        elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+            numbered = ({str(i): value for i, value in enumerate(entries)} for entries in (a, b))
+            found += differences(next(numbered), next(numbered), f"{within}{name}.")
+        elif isinstance(a, list) and isinstance(b, list):
+            found.append(f"{within}{name} has {len(a)} entries there and {len(b)} here")
         elif a != b:
             found.append(f"{within}{name} is {a!r:.60} there and {b!r:.60} here")
     return found

@@ -152,7 +152,9 @@ class PixelMaps(nn.Sequential):
     def __init__(self) -> None:
         layers: list[nn.Module] = []
         for inputs, outputs in zip((3, *self.WIDTHS), self.WIDTHS, strict=False):
-            layers += [_convolution(inputs, outputs, stride=2), BatchNorm2d(outputs), nn.ELU()]
+            # Without a bias: the normalisation would take it away again.
+            convolution = _convolution(inputs, outputs, stride=2, bias=False)
+            layers += [convolution, BatchNorm2d(outputs), nn.ELU()]
         super().__init__(*layers)
 
     def forward(self, pictures: Tensor) -> Tensor:
@@ -186,11 +188,11 @@ TRUNKS: dict[str, type[FeatureTrunk] | type[PixelTrunk]] = {
 }
 
 
-def _convolution(inputs: int, outputs: int, stride: int = 1) -> nn.Conv2d:
-    layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1)
+def _convolution(inputs: int, outputs: int, stride: int = 1, bias: bool = True) -> nn.Conv2d:
+    layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=bias)
     nn.init.xavier_uniform_(layer.weight)
-    assert layer.bias is not None
-    nn.init.zeros_(layer.bias)
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
     return layer
 
 

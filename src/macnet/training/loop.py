@@ -126,7 +126,7 @@ class Loop:
         now.waited = 0 if better else now.waited + 1
         if better:
             now.best = results.overall.value
-            self._run.remember(results.accuracies(), network.state_dict())
+            self._run.remember(now, results.accuracies(), network.state_dict())
         self._write("validation", accuracy=results.accuracies(), best=better)
         advance.say(f"epoch {now.step / self._epoch:.2f}: {in_one_line(results, 'val')}")
 

@@ -34,8 +34,7 @@ class Recipe:
     lr: float = 1e-4
     """Learning rate; where it changes, the highest."""
     schedule: Literal["constant", "authors", "cosine"] = "constant"
-    """How the learning rate changes: authors halves it by the rule of their code, after an epoch
-    whose loss fell too little; cosine falls to zero at the last step."""
+    """How the rate changes: the authors halve it when the loss stalls; cosine falls to zero."""
     warm_up: float = 0
     """Epochs in which the learning rate rises to its height."""
     weight_decay: float = 0

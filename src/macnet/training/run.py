@@ -104,11 +104,14 @@ class Run:
                 f"{what} of another configuration: {others[0]}{more}; choose another --out"
             )
 
-    def remember(self, accuracy: Mapping[str, float], weights: Mapping[str, Tensor]) -> None:
+    def remember(
+        self, standing: Standing, accuracy: Mapping[str, float], weights: Mapping[str, Tensor]
+    ) -> None:
         """The best network so far, to be written when next the run is saved."""
         if parallel.is_first():
             copies = {name: tensor.detach().clone() for name, tensor in weights.items()}
-            self._best = {**self.about, "accuracy": accuracy}, copies
+            reached = {"step": standing.step, "questions": standing.questions, "accuracy": accuracy}
+            self._best = {**self.about, **reached}, copies
 
     def save(self, standing: Standing, state: Mapping[str, Tensor]) -> None:
         """All that going on takes. The best goes first: whoever repeats a step finds it again."""

@@ -29,7 +29,7 @@ from macnet.training.objectives import OBJECTIVES
 from macnet.training.recipes import TEACHINGS, Recipe, Stage, of_stage
 from macnet.training.record import Record
 from macnet.training.run import CURVE, RECORD, Run, Standing, restore_randomness
-from macnet.training.step import Learner
+from macnet.training.step import Learner, chosen_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,12 +99,12 @@ class Trainer:
 
     def train(self, *, resume: bool = False) -> bool:
         """To the end; False if that was reached before."""
+        network = self._build()  # first of all: what does not fit together leaves no run behind
         with self._run.held(resume=resume) as checkpoint:
             standing = Standing(**checkpoint.about["standing"]) if checkpoint else Standing()
             left = self.plan.stages[standing.stage + standing.over :]
             first, folder = parallel.is_first(), self._run.folder
             if left:
-                network = self._build()
                 logs = folder / "tensorboard" if self._tensorboard else None
                 path = folder / RECORD if first else None
                 with Record(path, standing.record, logs) as record, ExitStack() as self._opened:
@@ -122,6 +122,8 @@ class Trainer:
         network = self.plan.system.build(self.plan.model, self.lessons.fit())
         if start is not None:
             load_weights(network, start.weights, start.path)
+        for stage in self.plan.stages:
+            chosen_weights(network, of_stage(self.plan.recipe, stage).trains)
         torch.manual_seed(seed * 1_000_003 + 1 + parallel.rank())  # and drops in its own way
         return network.to(self._device)
 
