@@ -208,3 +208,13 @@ def test_predictions_are_there_whole_or_not_at_all(
     monkeypatch.undo()
     assert path.read_text() == "of an earlier run\n"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_errors_need_not_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    show(results("generated"), row="MAC", what="val")
+    whole = capsys.readouterr().out
+    show(results("generated"), row="MAC", what="val", errors=False)
+    short = capsys.readouterr().out
+    assert whole.startswith(short)
+    assert "family" in whole
+    assert "family" not in short

@@ -191,10 +191,10 @@ def train(
         if is_first():
             _tell(lessons)
         news, alone = trainer.train(resume=run.resume), is_first()
-    if alone and news:
-        _show_best(run.out, lessons.val, own, recipe.precision)
-    elif alone:
+    if alone and not news:
         print(f"{run.out}: this run is finished already; nothing to do")
+    if alone:
+        _show_best(run.out, lessons.val, own, recipe.precision)
 
 
 def command(arguments: Sequence[str]) -> Callable[..., None]:
@@ -347,4 +347,4 @@ def _show_best(out: Path, val: Dataset, device: torch.device, precision: Any) ->
         f"{out}: best validation accuracy {100 * results.overall.value:.2f}% ({len(val):,} "
         f"questions), {seconds:,.0f} s; curve in {out / CURVE}"
     )
-    show(results, row=best.system.row, what=name_of(val))
+    show(results, row=best.system.row, what=name_of(val), errors=False)

@@ -38,8 +38,13 @@ def in_one_line(results: Results, split: str) -> str:
     return f"{split} {_percent(results.overall)}%" + (f" | {columns}" if columns else "")
 
 
-def show(results: Results, *, row: str, what: str, console: Console | None = None) -> None:
-    """Print how a system, by its name in the paper's table 1, did on what it was asked."""
+def show(
+    results: Results, *, row: str, what: str, errors: bool = True, console: Console | None = None
+) -> None:
+    """Print how a system, by its name in the paper's table 1, did on what it was asked.
+
+    `errors` tells also where it was wrong: by length and family, and what it answered instead.
+    """
     if console is None:
         console = Console()
         if not console.is_terminal:
@@ -48,6 +53,8 @@ def show(results: Results, *, row: str, what: str, console: Console | None = Non
     console.print(_by_column(results, row))
     if results.origin in NOTES:
         console.print(Text(NOTES[results.origin] + "\n"), soft_wrap=True)
+    if not errors:
+        return
     beside = [table for table in (_by_length(results), _errors(results)) if table.row_count]
     if beside:
         console.print(Columns(beside, padding=(0, 3)))
