@@ -83,6 +83,8 @@ ORDER = [
     "cli.options",
     "cli.worlds",
     "cli.datasets",
+    "cli.opening",
+    "cli.lessons",
     "cli.overrides",
     "cli.train",
     "cli.evaluate",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from macnet.cli.datasets import Drawn, Means, OnDisk, open_again
+from macnet.cli.opening import Drawn, Means, OnDisk, open_again
 from macnet.cli.options import (
     PLAIN,
     Device,

@@ -51,6 +51,14 @@ def refuse_given(options: Any, why: str, *, but: Collection[str] = ()) -> None:
             raise InputError(f"--{field.name.replace('_', '-')} is given, but {why}")
 
 
+def refuse_two_tokenisings(vocabulary: Path | None, tokenising: str | None) -> None:
+    if vocabulary and tokenising:
+        raise InputError(
+            f"--tokenising is {tokenising}, but {vocabulary} says itself how questions become "
+            "words; give one of the two"
+        )
+
+
 def choose_cache(given: Path | None) -> Path:
     """A folder for packs: where people want such things, if they do not say."""
     if given is not None:

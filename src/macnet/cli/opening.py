@@ -1,0 +1,93 @@
+"""How commands open what there is to ask: a split on disk, or images of the generated world."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from macnet.data.dataset import Dataset
+    from macnet.data.vocab import Vocabulary
+
+
+@dataclass(frozen=True)
+class Means:
+    """With what a set is opened, and in which size its pictures are wanted."""
+
+    cache: Path
+    size: tuple[int, int]
+    device: str
+    workers: int
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """A split of a dataset."""
+
+    data: Path
+    split: str
+    images: Path | None = None
+    skip_missing: bool = False
+
+    def open(self, vocabulary: Vocabulary, means: Means) -> Dataset:
+        from macnet.data.pack import pack_split
+        from macnet.data.splits import find_split
+
+        dataset = pack_split(
+            find_split(self.data, self.split, self.images),
+            means.cache,
+            vocabulary,
+            size=means.size,
+            skip_missing=self.skip_missing,
+            workers=means.workers,
+        )
+        images = None if self.images is None else str(self.images.resolve())
+        return _from({**vars(self), "data": str(self.data.resolve()), "images": images}, dataset)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The first images of a split of the generated world."""
+
+    world_seed: int
+    split: str
+    count: int
+
+    def open(self, vocabulary: Vocabulary, means: Means) -> Dataset:
+        from macnet.clevr.world import World
+        from macnet.data.drawn import pack_world
+
+        width, height = means.size
+        dataset = pack_world(
+            World(self.world_seed, width=width, height=height),
+            vocabulary,
+            split=self.split,
+            images=self.count,
+            cache=means.cache,
+            device=means.device,
+            workers=means.workers,
+        )
+        return _from(vars(self), dataset)
+
+
+def _from(place: Mapping[str, Any], dataset: Dataset) -> Dataset:
+    """It says where it is from: with that and a vocabulary, anyone can open it again."""
+    return replace(dataset, about={**dataset.about, "place": dict(place)})
+
+
+def open_again(about: Mapping[str, Any], vocabulary: Vocabulary, means: Means) -> Dataset:
+    """The set that says this about itself."""
+    from macnet.data.dataset import Subset
+
+    place = about["place"]
+    if "data" in place:
+        images = None if place["images"] is None else Path(place["images"])
+        paths = {"data": Path(place["data"]), "images": images}
+        dataset = OnDisk(**{**place, **paths}).open(vocabulary, means)
+    else:
+        dataset = Drawn(**place).open(vocabulary, means)
+    for rule in about.get("subsets", ()):
+        dataset = dataset.subset(Subset(**rule))
+    return dataset
