@@ -22,7 +22,7 @@ from macnet.training.run import Run, Standing
 from macnet.training.schedule import Schedule
 from macnet.training.step import Learner, Meters
 
-LOOK = 10  # steps between looks at how it goes, each of which waits for the device
+LOOK_EVERY = 10  # steps: a look at how it goes waits for the device
 LINES = 50  # of the record, in an epoch
 HOPELESS = 10  # times the loss of a guess among the answers: nothing comes back from there
 
@@ -49,25 +49,27 @@ class Loop:
         recipe = learner.recipe
         self._patience, self._batch = recipe.patience, recipe.images * recipe.questions
         self._steps = max(1, round(recipe.epochs * steps_per_epoch))
-        self._schedule = Schedule(recipe, self._steps, steps_per_epoch, standing.losses)
-        self._epoch = steps_per_epoch
-        self._between = max(1, round(recipe.validate * steps_per_epoch))
-        self._line = max(1, steps_per_epoch // LINES)
-        self._look = 1 if learner.device.type == "cpu" and parallel.size() == 1 else LOOK
+        self._steps_per_epoch = steps_per_epoch
+        self._schedule = Schedule(recipe, self._steps, steps_per_epoch)
+        self._validate_every = max(1, round(recipe.validate * steps_per_epoch))
+        self._line_every = max(1, steps_per_epoch // LINES)
+        waits = learner.device.type != "cpu" or parallel.size() > 1
+        self._look_every = LOOK_EVERY if waits else 1
         self._save_every, self._saved = save_every, time.monotonic()
         self._began = time.monotonic() - standing.seconds
-        self._shown, self._lined = standing.questions, (standing.questions, standing.seconds)
+        self._lined = standing.questions, standing.seconds  # at the last line of the record
 
     def run(self) -> None:
         """To the end of the stage."""
         now = self.standing
         size = self._steps * self._batch, now.step * self._batch
+        moments = self._look_every, self._line_every, self._steps_per_epoch, self._validate_every
         with Interrupts() as interrupts, progress(self._name, "questions", *size) as advance:
             while not self._is_over():
-                self._learner.step(now.step, self._schedule.rate(now.step))
+                self._learner.step(now.step, self._schedule.rate(now.step, now.losses))
                 now.step += 1
                 now.questions += self._batch
-                if self._is_time(self._look, self._line, self._epoch, self._between):
+                if self._is_time(*moments):
                     self._look_at_it(advance)
                     self._save_or_stop(interrupts)
         self._write(
@@ -92,31 +94,30 @@ class Loop:
 
     def _look_at_it(self, advance: Advance) -> None:
         now, meters = self.standing, self._learner.meters()
-        since = meters.since(Meters(*now.at_line)) if now.at_line else meters
-        self._refuse_divergence(since)
-        rate = self._schedule.rate(now.step - 1)
-        loss = since.loss / since.counted
-        advance(now.questions - self._shown, f"loss {loss:.4f}, lr {rate:.1e}")
-        self._shown = now.questions
-        if self._is_time(self._line):
-            steps = self._line if now.step % self._line == 0 else now.step % self._line
-            questions, seconds = self._lined
-            self._lined = now.questions, self._seconds()
-            self._write(
-                "train",
-                loss=loss,
-                accuracy=since.right / max(since.asked, 1),
-                lr=rate,
-                questions_per_second=(now.questions - questions) / (self._seconds() - seconds),
-                gradient_norm=since.gradient_norm / steps,
-            )
+        lately = meters.since(now.at_line)
+        self._refuse_divergence(lately)
+        note = f"loss {lately.mean_loss:.4f}, lr {self._rate():.1e}"
+        advance.to(now.step * self._batch, note)
+        if self._is_time(self._line_every):
+            self._write_line(lately)
             now.at_line = list(meters)
-        if now.step % self._epoch == 0:
-            epoch = meters.since(Meters(*now.at_epoch)) if now.at_epoch else meters
-            self._schedule.after_epoch(epoch.loss / epoch.counted)
+        if now.step % self._steps_per_epoch == 0:
+            now.losses.append(meters.since(now.at_epoch).mean_loss)
             now.at_epoch = list(meters)
-        if self._is_time(self._between):
+        if self._is_time(self._validate_every):
             self._take_stock(advance)
+
+    def _write_line(self, lately: Meters) -> None:
+        now, (questions, seconds) = self.standing, self._lined
+        self._lined = now.questions, self._seconds()
+        self._write(
+            "train",
+            loss=lately.mean_loss,
+            accuracy=lately.right / max(lately.asked, 1),
+            lr=self._rate(),
+            questions_per_second=(now.questions - questions) / (self._seconds() - seconds),
+            gradient_norm=lately.gradient_norm / (now.step % self._line_every or self._line_every),
+        )
 
     def _take_stock(self, advance: Advance) -> None:
         """Validate, and see whether it was ever better."""
@@ -128,7 +129,7 @@ class Loop:
             now.best = results.overall.value
             self._run.remember(now, results.accuracies(), network.state_dict())
         self._write("validation", accuracy=results.accuracies(), best=better)
-        advance.say(f"epoch {now.step / self._epoch:.2f}: {in_one_line(results, 'val')}")
+        advance.say(f"epoch {now.step / self._steps_per_epoch:.2f}: {in_one_line(results, 'val')}")
 
     def _write(self, kind: str, **numbers: object) -> None:
         now = self.standing
@@ -136,11 +137,15 @@ class Loop:
             kind=kind,
             stage=self._name,
             step=now.step,
-            epoch=now.step / self._epoch,
+            epoch=now.step / self._steps_per_epoch,
             questions=now.questions,
             seconds=self._seconds(),
             **numbers,
         )
+
+    def _rate(self) -> float:
+        """Of the step just made."""
+        return self._schedule.rate(self.standing.step - 1, self.standing.losses)
 
     def _seconds(self) -> float:
         """Since the run began, without the time it stood still."""
@@ -161,17 +166,15 @@ class Loop:
                 "same command with --resume goes on from there"
             )
 
-    def _refuse_divergence(self, since: Meters) -> None:
-        loss = since.loss / since.counted
-        guess = math.log(len(ANSWERS))
-        if all(map(math.isfinite, since)) and loss < HOPELESS * guess:
+    def _refuse_divergence(self, lately: Meters) -> None:
+        loss, guess = lately.mean_loss, math.log(len(ANSWERS))
+        if all(map(math.isfinite, lately)) and loss < HOPELESS * guess:
             return
         self._write("end", why="diverged")
-        rate = self._schedule.rate(self.standing.step - 1)
         saved = (self._run.folder / LAST).exists()
         raise InputError(
             f"{self._run.folder}: the loss was {loss:.3g} at step {self.standing.step:,}, learning "
-            f"at {rate:.1e}, and will not recover; try a smaller --recipe.lr, a longer "
+            f"at {self._rate():.1e}, and will not recover; try a smaller --recipe.lr, a longer "
             "--recipe.warm-up, a smaller --recipe.clip or --recipe.precision float32"
             + (f" ({LAST} is of an earlier, sound step)" if saved else "")
         )

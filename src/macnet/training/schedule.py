@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 from macnet.training.recipes import Recipe
 
@@ -12,19 +14,17 @@ from macnet.training.recipes import Recipe
 AUTHORS_RULE = ((0.015, 0.5, 2e-5), (0.008, 0.15, 1e-5), (0.003, 0.10, 5e-6))
 
 
-@dataclass
+@dataclass(frozen=True)
 class Schedule:
-    """The learning rate of each step. All it remembers is in `losses`."""
+    """The learning rate of each step."""
 
     recipe: Recipe
     steps: int
     """Of the stage."""
     steps_per_epoch: int
-    losses: list[float] = field(default_factory=list)
-    """Of the epochs so far."""
 
-    def rate(self, step: int) -> float:
-        """For the step after so many."""
+    def rate(self, step: int, losses: Sequence[float] = ()) -> float:
+        """For the step after so many; `losses` are those of the epochs before it."""
         rising = round(self.recipe.warm_up * self.steps_per_epoch)
         if step < rising:
             return self.recipe.lr * (step + 1) / rising
@@ -32,15 +32,12 @@ class Schedule:
             through = (step - rising) / max(1, self.steps - rising)
             return self.recipe.lr * (1 + math.cos(math.pi * through)) / 2
         if self.recipe.schedule == "authors":
-            return self._halved()
+            return self._halved(losses)
         return self.recipe.lr
 
-    def after_epoch(self, loss: float) -> None:
-        self.losses.append(loss)
-
-    def _halved(self) -> float:
+    def _halved(self, losses: Sequence[float]) -> float:
         rate = self.recipe.lr
-        for before, now in zip(self.losses, self.losses[1:], strict=False):
+        for before, now in pairwise(losses):
             if any(
                 before - now < fall and before < below and rate > above
                 for fall, below, above in AUTHORS_RULE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -34,8 +35,13 @@ class Meters(NamedTuple):
     asked: float
     gradient_norm: float
 
-    def since(self, before: Meters) -> Meters:
-        return Meters(*(a - b for a, b in zip(self, before, strict=True)))
+    @property
+    def mean_loss(self) -> float:
+        return self.loss / self.counted
+
+    def since(self, before: Sequence[float]) -> Meters:
+        """Without what they showed before, if they showed anything."""
+        return Meters(*(a - b for a, b in zip(self, before, strict=True))) if before else self
 
 
 class Learner:
