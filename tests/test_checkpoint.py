@@ -22,6 +22,7 @@ from macnet.errors import InputError
 from macnet.models.registry import SYSTEMS
 from macnet.training.checkpoint import (
     Checkpoint,
+    _checksum,
     load_weights,
     open_trained,
     read_checkpoint,
@@ -180,6 +181,38 @@ def test_words_that_are_not_the_checkpoints_are_refused(run: Path, tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", "7", '"format"', "{}", "[" * 100_000])
+def test_one_that_says_nonsense_of_itself(content: str, tmp_path: Path) -> None:
+    """Its checksum is right: it was not damaged, but made."""
+    path = tmp_path / "best.safetensors"
+    save_file({}, path, {"macnet": content, "checksum": _checksum(content, {})})
+    with pytest.raises(InputError, match=r"best.safetensors: what it says of itself makes no sens"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("part", ["preset", "model", "fit", "vocabulary"])
+@pytest.mark.parametrize("content", [None, 7, "x", [], {"x": 1}])
+def test_one_that_describes_no_network(part: str, content: Any, run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "best.safetensors"
+    about, tensors = read_checkpoint(run / "best.safetensors")
+    write_checkpoint(path, {**about, part: content}, tensors)
+    with pytest.raises(InputError, match=rf"^{path}: "):
+        open_trained(path)
+
+
+@pytest.mark.parametrize("size", [-1, 10**13, "x", 1.5, None])
+def test_one_of_an_impossible_size(size: Any, run: Path, tmp_path: Path) -> None:
+    path = tmp_path / "best.safetensors"
+    about, tensors = read_checkpoint(run / "best.safetensors")
+    write_checkpoint(path, {**about, "fit": {**about["fit"], "vocabulary": size}}, tensors)
+    with pytest.raises(InputError, match=r"its words, or answers, are more or fewer than it was"):
+        open_trained(path)
+    if size != 10**13:
+        write_checkpoint(path, {**about, "fit": {**about["fit"], "width": size}}, tensors)
+        with pytest.raises(InputError, match=r"it was made for images of no size"):
+            open_trained(path)
+
+
 class Reader(nn.Module):
     def __init__(self, words: int) -> None:
         super().__init__()
@@ -199,6 +232,8 @@ def test_new_words_grow_the_embedding() -> None:
     assert abs(grown[5:].mean().item()) < 0.0005
     with pytest.raises(InputError, match=r"best: 'embedding.weight' is \(4005, 3\), but \(5, 3\)"):
         load_weights(old, new.state_dict(), Path("best"))
+    with pytest.raises(InputError, match=r"best: 'embedding.weight' is \(\), but \(5, 3\)"):
+        load_weights(old, {**kept, "embedding.weight": torch.tensor(1.0)}, Path("best"))
 
 
 def test_fine_tuning_on_new_words(run: Path, tmp_path: Path) -> None:

@@ -236,6 +236,26 @@ def test_a_run_of_another_configuration(
         trainer(begun, other).train(resume=True)
 
 
+def test_a_run_that_failed_before_it_learned_is_begun_anew(
+    made: Plan, unbroken: Path, tmp_path: Path
+) -> None:
+    """There is nothing to lose: another plan may take the folder, and none needs to resume."""
+    with pytest.raises(InputError, match=r"the loss was .* and will not recover"):
+        trainer(tmp_path, plan(lr=1e30, clip=0)).train()
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "log.jsonl"}
+    trainer(tmp_path, made).train()
+    assert_equal(tmp_path, unbroken)
+    assert (tmp_path / "run.json").read_bytes() == (unbroken / "run.json").read_bytes()
+
+
+def test_what_another_program_calls_a_run_is_left_alone(made: Plan, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"seed": 3}')
+    for resume in (False, True):
+        with pytest.raises(InputError, match="it holds a run"):
+            trainer(tmp_path, made).train(resume=resume)
+    assert (tmp_path / "run.json").read_text() == '{"seed": 3}'
+
+
 @pytest.mark.parametrize("content", ["[]", "{", "", '"run"'])
 def test_a_damaged_description(content: str, made: Plan, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(content)

@@ -59,9 +59,13 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise InputError(f"{path}: these weights do not say what they are of; not a checkpoint")
     if header.get("checksum") != _checksum(header["macnet"], tensors):
         raise InputError(f"{path}: it is damaged; its content is not as it was written")
-    about = json.loads(header["macnet"])
-    if about["format"] != FORMAT:
-        raise InputError(f"{path}: written in format {about['format']}, by another version")
+    try:
+        about = json.loads(header["macnet"])
+        written = about["format"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise InputError(f"{path}: what it says of itself makes no sense") from None
+    if written != FORMAT:
+        raise InputError(f"{path}: written in format {written!r:.40}, by another version")
     return Checkpoint(about, tensors)
 
 
@@ -119,16 +123,17 @@ def open_trained(run: Path, which: str = BEST) -> Trained:
     about, tensors = read_checkpoint(path)
     if "model" not in about or "standing" in about:
         raise InputError(f"{path}: it is for going on with training; give the folder or {BEST}")
-    preset = find_preset(about["preset"])
-    return Trained(
-        preset.system,
-        changed(preset.config, about["model"]),
-        Fit(**about["fit"]),
-        Vocabulary.from_record(about["vocabulary"], str(path)),
-        tensors,
-        about,
-        path,
-    )
+    vocabulary = Vocabulary.from_record(about.get("vocabulary"), str(path))
+    try:
+        preset, fit = find_preset(about["preset"]), Fit(**about["fit"])
+        config = changed(preset.config, about["model"])
+        if (fit.vocabulary, fit.answers) != (len(vocabulary), len(vocabulary.answers)):
+            raise ValueError("its words, or answers, are more or fewer than it was made for")
+        if not all(isinstance(size, int) and size >= 0 for size in fit):
+            raise ValueError("it was made for images of no size")
+    except (InputError, LookupError, TypeError, AttributeError, ValueError) as error:
+        raise InputError(f"{path}: it describes no network that is known ({error})") from None
+    return Trained(preset.system, config, fit, vocabulary, tensors, about, path)
 
 
 def load_weights(network: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
@@ -142,7 +147,7 @@ def load_weights(network: nn.Module, weights: Mapping[str, Tensor], path: Path) 
             )
     for name, room in own.items():
         new = weights[name]
-        if name.endswith("embedding.weight") and len(new) < len(room):
+        if name.endswith("embedding.weight") and new.dim() and len(new) < len(room):
             room[len(new) :].normal_(std=NEW_WORD)
             room = room[: len(new)]
         if room.shape != new.shape:

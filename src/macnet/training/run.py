@@ -79,14 +79,17 @@ class Run:
                 )
             write_json(path, self.about)
             return None
+        about = read_json(path)
+        if not isinstance(about, dict):
+            raise InputError(f"{path}: it describes no run; choose another --out")
+        if about.keys() == self.about.keys() and not self._has_learned():
+            write_json(path, self.about)
+            return None
         if not resume:
             raise InputError(
                 f"{self.folder}: it holds a run already; go on with it by --resume, or choose "
                 "another --out"
             )
-        about = read_json(path)
-        if not isinstance(about, dict):
-            raise InputError(f"{path}: it describes no run; choose another --out")
         self._refuse_another(about, f"{self.folder}: it holds a run")
         if not last.exists():
             return None
@@ -96,6 +99,10 @@ class Run:
         if "standing" not in checkpoint.about:
             raise InputError(f"{last}: it is not for going on with training; is it {BEST}?")
         return checkpoint
+
+    def _has_learned(self) -> bool:
+        """Whether there is anything to lose: a run that failed as it began may begin again."""
+        return (self.folder / BEST).exists() or (self.folder / LAST).exists()
 
     def _refuse_another(self, about: Mapping[str, Any], what: str) -> None:
         if others := differences(about, self.about):
