@@ -17,7 +17,6 @@ import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -25,6 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 from macnet.clevr.world import World
 from macnet.configuration import changed
 from macnet.data.batches import Batch
+from macnet.data.dataset import Dataset
 from macnet.data.drawn import pack_world
 from macnet.data.stream import language
 from macnet.data.vocab import Vocabulary
@@ -45,7 +45,7 @@ DEVICE = torch.device("cuda")
 def lessons_of(args: argparse.Namespace) -> Lessons:
     world, vocabulary = World(args.seed, width=128, height=128), Vocabulary.build(language())
 
-    def fixed(split: str, images: int) -> Any:
+    def fixed(split: str, images: int) -> Dataset:
         return pack_world(
             world,
             vocabulary,
@@ -69,7 +69,6 @@ def bare(plan: Plan, lessons: Lessons, batch: Batch) -> float:
 
 def busy(learner: Learner, steps: int) -> float:
     """The share of time in which anything runs on the GPU."""
-    start = time.perf_counter()
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         torch.cuda.synchronize()
         start = time.perf_counter()

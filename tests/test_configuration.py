@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from macnet.configuration import changed, differences, to_record
+from macnet.configuration import changed, differences
 from macnet.errors import InputError
 from macnet.models.config import MACConfig
 from macnet.models.presets import REFERENCE, TABLE_2, ablation
@@ -19,14 +20,14 @@ from macnet.training.recipes import Recipe
 @pytest.mark.parametrize("row", TABLE_2)
 def test_a_record_restores_what_it_was_made_of(row: str) -> None:
     config = ablation(row, "reference" if row == "MAC" else "paper")
-    record = json.loads(json.dumps(to_record(config)))
+    record = json.loads(json.dumps(asdict(config)))
     assert changed(MACConfig(), record) == config
 
 
 def test_a_nested_configuration_is_changed_in_part() -> None:
     config = changed(REFERENCE, {"p": 4, "dropout": {"memory": 0.3}})
     assert (config.p, config.d) == (4, REFERENCE.d)
-    assert to_record(config.dropout) == {**to_record(REFERENCE.dropout), "memory": 0.3}
+    assert asdict(config.dropout) == {**asdict(REFERENCE.dropout), "memory": 0.3}
 
 
 def test_a_list_becomes_what_the_field_has() -> None:

@@ -71,5 +71,5 @@ def test_an_unknown_recipe() -> None:
 def test_a_stage_changes_the_recipe_of_the_run() -> None:
     stage = Stage(name="first", subset=Subset("question", 0.1), changes={"lr": 5e-4})
     assert of_stage(Recipe(clip=1), stage) == Recipe(clip=1, lr=5e-4)
-    with pytest.raises(ValueError, match=r"stage first changes \['rate'\], which no recipe has"):
+    with pytest.raises(TypeError, match="rate"):
         of_stage(Recipe(), Stage(name="first", changes={"rate": 5e-4}))

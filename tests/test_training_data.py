@@ -67,7 +67,7 @@ def test_what_was_learned_before_is_mixed_in(position: int) -> None:
     assert which(opened(mixed, position), 6) == expected[position : position + 6]
     with closing(opened(mixed)) as source:
         assert steps_of_epoch(source, RECIPE) == 9, "six new batches and half as many old"
-    assert mixed.record()["old"]["share"] == 1 / 3
+    assert mixed.to_record()["old"]["share"] == 1 / 3
 
 
 def beside_the_world() -> Dataset:
@@ -85,7 +85,7 @@ def test_an_endless_world() -> None:
     first = which(opened(endless), 3)
     assert which(opened(endless, position=2), 1) == first[2:]
     assert len(first[0]) == 12, "as many questions about each image as the recipe says"
-    assert endless.record()["train"]["seed"] == 1
+    assert endless.to_record()["train"]["seed"] == 1
 
 
 def test_an_endless_world_with_what_was_learned_before() -> None:
@@ -107,7 +107,7 @@ def without(part: Dataset, answers: np.ndarray) -> Dataset:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"chosen": np.zeros(0, np.int32)}, "made of seed 0: there is no question in it"),
+        ({"chosen": np.zeros(0, np.int32)}, "made of seed 0: it holds no questions"),
         ({"vocabulary": Vocabulary.build(["else"])}, "made of seed 0: it is in other words than"),
         ({"images": np.zeros((12, 8, 16, 3), np.uint8)}, r"its images are \(8, 16, 3\) of uint8"),
         ({"images": np.zeros((12, 16, 16, 3), np.float16)}, "its images are .* of float16, those"),

@@ -1,9 +1,9 @@
-"""Configurations are frozen dataclasses; here they are changed by name, saved and restored."""
+"""Configurations are frozen dataclasses; here they are changed by name, and compared."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from macnet.errors import InputError
@@ -34,10 +34,6 @@ def changed(config: Config, changes: Mapping[str, Any], within: str = "") -> Con
             value = tuple(value)  # files know only lists
         values[name] = value
     return replace(config, **values)
-
-
-def to_record(config: Any) -> dict[str, Any]:
-    return asdict(config)
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], within: str = "") -> list[str]:

@@ -76,9 +76,10 @@ def evaluate(
         device: Where the network runs; auto takes a GPU if there is one.
         workers: Processes that decode images; as many as there are cores if not given.
     """
+    from macnet.data.questions import UNKNOWN
     from macnet.disk import write_json
     from macnet.evaluation.accuracy import measure
-    from macnet.evaluation.answering import Answering, name_of
+    from macnet.evaluation.answering import Answering
     from macnet.evaluation.report import show, write_predictions
     from macnet.parallel import is_first, together
     from macnet.training.checkpoint import open_trained
@@ -90,10 +91,10 @@ def evaluate(
         size = trained.fit.width, trained.fit.height
         means = Means(choose_cache(cache), size, str(own), workers)
         dataset = _opened(trained, data, question, means)
-        known = _has_answers(dataset)
+        known = bool((dataset.answers != UNKNOWN).any())
         if not known and predictions is None:
             raise InputError(
-                f"{name_of(dataset)}: its questions come without answers; write down the network's "
+                f"{dataset.name}: its questions come without answers; write down the network's "
                 "with --predictions FILE"
             )
         network = trained.network().to(own)
@@ -105,7 +106,7 @@ def evaluate(
             return
     results = measure(dataset, answers) if known else None
     if results is not None:
-        show(results, row=trained.system.row, what=name_of(dataset))
+        show(results, row=trained.system.row, what=dataset.name)
     if predictions is not None:
         predictions.parent.mkdir(parents=True, exist_ok=True)
         write_predictions(predictions, answers, dataset.vocabulary.answers)
@@ -166,9 +167,3 @@ def _refuse_blind(trained: Trained, *, pixels: bool, where: str) -> None:
             f"{where}: these are pictures, but {trained.path} learned from features; give a "
             "file of them as --images"
         )
-
-
-def _has_answers(dataset: Dataset) -> bool:
-    from macnet.data.questions import UNKNOWN
-
-    return bool((dataset.questions.answers[dataset.chosen] != UNKNOWN).any())

@@ -149,7 +149,7 @@ def command(arguments: Sequence[str]) -> Callable[..., None]:
 
 def _show_best(out: Path, val: Dataset, device: torch.device, recipe: Recipe) -> None:
     from macnet.evaluation.accuracy import measure
-    from macnet.evaluation.answering import Answering, name_of
+    from macnet.evaluation.answering import Answering
     from macnet.evaluation.report import show
     from macnet.training.checkpoint import open_trained
     from macnet.training.record import read_record
@@ -164,4 +164,4 @@ def _show_best(out: Path, val: Dataset, device: torch.device, recipe: Recipe) ->
         f"{out}: best validation accuracy {100 * results.overall.value:.2f}% ({len(val):,} "
         f"questions), {seconds:,.0f} s; curve in {out / CURVE}"
     )
-    show(results, row=best.system.row, what=name_of(val), errors=False)
+    show(results, row=best.system.row, what=val.name, errors=False)

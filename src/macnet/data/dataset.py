@@ -69,6 +69,21 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.chosen)
 
+    @property
+    def name(self) -> str:
+        """For people: where its questions are from."""
+        return str(self.about.get("questions", "the dataset"))
+
+    @property
+    def answers(self) -> np.ndarray:
+        """(q,) int8: the right ones, of the questions that count; UNKNOWN in a test split."""
+        answers: np.ndarray = self.questions.answers[self.chosen]
+        return answers
+
+    def refuse_empty(self) -> None:
+        if not len(self):
+            raise InputError(f"{self.name}: it holds no questions; choose another --split")
+
     def subset(self, rule: Subset) -> Self:
         kept = self.chosen[rule.choose(self.rows[self.chosen])]
         rules = [*self.about.get("subsets", []), vars(rule).copy()]

@@ -14,7 +14,6 @@ from macnet.data.dataset import Dataset
 from macnet.data.questions import TYPES, UNKNOWN
 from macnet.data.vocab import PAD
 from macnet.errors import InputError
-from macnet.evaluation.answering import name_of, refuse_empty
 
 COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(COLUMN_OF.values()))
 """Of the paper's table 1, in its order."""
@@ -119,12 +118,12 @@ class Results:
 
 def measure(dataset: Dataset, predictions: np.ndarray) -> Results:
     """Compare answers (Q,), one for each question of the set, with the right ones."""
-    refuse_empty(dataset)
+    dataset.refuse_empty()
     questions, answers = dataset.questions, dataset.vocabulary.answers
-    known = dataset.chosen[questions.answers[dataset.chosen] != UNKNOWN]
+    known = dataset.chosen[dataset.answers != UNKNOWN]
     if not len(known):
         raise InputError(
-            f"{name_of(dataset)}: its questions come without answers, so there is nothing to "
+            f"{dataset.name}: its questions come without answers, so there is nothing to "
             "compare with; write down the network's with --predictions FILE"
         )
     truth, given = questions.answers[known].astype(np.int64), predictions[known].astype(np.int64)

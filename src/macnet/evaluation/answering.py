@@ -20,7 +20,6 @@ from macnet import parallel
 from macnet.data.ahead import settled
 from macnet.data.batches import Batches
 from macnet.data.dataset import Dataset
-from macnet.errors import InputError
 from macnet.models.registry import System
 from macnet.progress import progress
 
@@ -42,7 +41,7 @@ class Answering:
         resident: bool | None = None,
     ) -> None:
         """`images`: at most so many at once, in each process; `resident` is that of `Batches`."""
-        refuse_empty(dataset)
+        dataset.refuse_empty()
         self._device, self._low = settled(device), precision == "bfloat16"
         self._asked, self._questions = len(dataset), len(dataset.questions)
         most = images or (AT_ONCE_ON_CPU if self._device.type == "cpu" else AT_ONCE)
@@ -103,15 +102,6 @@ class Answering:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def refuse_empty(dataset: Dataset) -> None:
-    if not len(dataset):
-        raise InputError(f"{name_of(dataset)}: it holds no questions; choose another --split")
-
-
-def name_of(dataset: Dataset) -> str:
-    return str(dataset.about.get("questions", "the dataset"))
 
 
 def _shape(dataset: Dataset, most: int) -> tuple[int, int]:

@@ -24,6 +24,8 @@ EPOCH = 700_000  # questions of an endless world that count as one: as many as C
 
 @dataclass(frozen=True)
 class Lessons:
+    """Sets that go together: in the words of one vocabulary, with images of one shape."""
+
     train: Dataset | World
     """A world is drawn as it is learned from, each image once."""
     val: Dataset
@@ -110,7 +112,7 @@ class Lessons:
         new, old = positions(position, self.share)
         return Mixture(main(new), batches(self.old, old), self.share)
 
-    def record(self) -> dict[str, Any]:
+    def to_record(self) -> dict[str, Any]:
         """For whoever wants to know, and to see that a run goes on with the same."""
         train = asdict(self.train) if isinstance(self.train, World) else self.train.about
         old = None if self.old is None else {"share": self.share, **self.old.about}
@@ -122,18 +124,18 @@ def steps_of_epoch(source: Source, recipe: Recipe) -> int:
 
 
 def _refuse_unfit(dataset: Dataset, like: Dataset) -> None:
-    where = dataset.about.get("questions", "the dataset")
-    if len(dataset) == 0:
-        raise InputError(f"{where}: there is no question in it")
-    if (dataset.questions.answers[dataset.chosen] == UNKNOWN).any():
-        raise InputError(f"{where}: its questions have no answers, so nothing can be learned")
+    dataset.refuse_empty()
+    if (dataset.answers == UNKNOWN).any():
+        raise InputError(
+            f"{dataset.name}: its questions have no answers, so nothing can be learned"
+        )
     if dataset.vocabulary != like.vocabulary:
-        raise InputError(f"{where}: it is in other words than {like.about.get('questions')}")
+        raise InputError(f"{dataset.name}: it is in other words than {like.name}")
     if (
         dataset.images.shape[1:] != like.images.shape[1:]
         or dataset.images.dtype != like.images.dtype
     ):
         raise InputError(
-            f"{where}: its images are {dataset.images.shape[1:]} of {dataset.images.dtype}, those "
-            f"to be validated on {like.images.shape[1:]} of {like.images.dtype}"
+            f"{dataset.name}: its images are {dataset.images.shape[1:]} of {dataset.images.dtype}, "
+            f"those to be validated on {like.images.shape[1:]} of {like.images.dtype}"
         )

@@ -9,7 +9,7 @@ What a stage does is data (`recipes`); nothing here knows one system from anothe
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from macnet import parallel
-from macnet.configuration import to_record
 from macnet.evaluation.accuracy import Results, measure
 from macnet.evaluation.answering import Answering
 from macnet.models.registry import System, find_preset
@@ -56,15 +55,17 @@ class Plan:
         return {
             "preset": self.preset,
             "system": self.system.name,
-            "model": to_record(self.model),
-            "recipe": to_record(self.recipe),
-            "stages": [to_record(stage) for stage in self.stages],
+            "model": asdict(self.model),
+            "recipe": asdict(self.recipe),
+            "stages": [asdict(stage) for stage in self.stages],
             "seed": self.seed,
             "start": self.start and str(self.start.path.resolve()),
         }
 
 
 class Trainer:
+    """Carries out a plan, in the folder of a run."""
+
     def __init__(
         self,
         folder: Path,
@@ -89,7 +90,7 @@ class Trainer:
             **plan.to_record(),
             "fit": lessons.fit()._asdict(),
             "vocabulary": lessons.vocabulary.to_record(),
-            "data": lessons.record(),
+            "data": lessons.to_record(),
         }
         self._run = Run(folder, about)
         self._device, self._workers, self._save_every = device, workers, save_every
