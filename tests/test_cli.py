@@ -4,10 +4,13 @@ import errno
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from macnet.clevr.release import image_name
@@ -191,6 +194,20 @@ def test_a_folder_that_may_not_be_written(
     monkeypatch.setattr(Path, "mkdir", refuse)  # the tests may run as root, who may do anything
     said = complaint(capsys, "generate", "out", "--train", "1")
     assert said == "macnet: out: Permission denied"
+
+
+@pytest.mark.parametrize("make", [lambda: np.empty((1 << 50, 8)), lambda: torch.empty(1 << 50, 8)])
+def test_too_little_memory(
+    make: Callable[[], object],
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("macnet.clevr.generate.generate", lambda *_, **__: make())
+    assert main(["generate", "world"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("macnet: there is not enough memory; try smaller batches (")
+    assert said.count("\n") == 1
 
 
 def test_an_interruption(

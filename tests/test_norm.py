@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from macnet import parallel
+from macnet.errors import InputError
 from macnet.models.encoders import PixelMaps
 from macnet.models.norm import BatchNorm2d
 from processes import in_processes
@@ -129,3 +130,10 @@ def test_one_process_is_torchs_own(affine: bool) -> None:
         assert torch.equal(a.grad, b.grad)
         for name, value in ours.state_dict().items():
             assert torch.equal(value, theirs.state_dict()[name]), name
+
+
+def test_a_single_value_has_no_variance() -> None:
+    layer = BatchNorm2d(5)
+    with pytest.raises(InputError, match="one image of one place cannot be normalised; take more"):
+        layer(torch.ones(1, 5, 1, 1))
+    assert torch.isfinite(layer.eval()(torch.ones(1, 5, 1, 1))).all(), "when it has learned, it can"

@@ -164,6 +164,23 @@ def test_alone_nothing_is_exchanged() -> None:
         assert device == torch.device("cpu")
 
 
+def test_an_environment_that_torchrun_did_not_make(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(InputError, match=r"RANK is set .* but WORLD_SIZE is not; start"):
+        parallel.together("cpu").__enter__()
+
+
+def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "3")
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "4")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match=r"4 processes or more .* which has 2 usable GPUs"):
+        parallel.together("cuda").__enter__()
+
+
 def test_batches_that_cannot_be_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "size", lambda: 3)
     with pytest.raises(InputError, match=r"recipe\.images is 4; it must be a multiple of the 3 pr"):

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, TypeVar, cast
 from uuid import uuid4
 
@@ -20,6 +21,13 @@ from torch.distributed.rendezvous import rendezvous
 
 from macnet.errors import InputError
 
+TOLD = ("WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Beside RANK, by `torchrun`, in the environment."""
+
+PATIENCE = timedelta(hours=2)
+"""One machine may still pack its data when another has long done so; NCCL would wait for 10 minutes
+only. Of processes that end, `torchrun` knows at once."""
+
 Made = TypeVar("Made")
 
 
@@ -29,10 +37,14 @@ def together(device: str) -> Iterator[torch.device]:
     if "RANK" not in os.environ:
         yield torch.device(device)
         return
+    missing = [name for name in TOLD if name not in os.environ]
+    if missing:
+        raise InputError(
+            f"RANK is set in the environment, as by torchrun, but {missing[0]} is not; start with "
+            "torchrun, or unset RANK"
+        )
     on_gpu = device.startswith("cuda")
-    own = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device(device)
-    if on_gpu:
-        torch.cuda.set_device(own)
+    own = _gpu(int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device(device)
     store, number, count = next(rendezvous("env://"))
     dist.init_process_group(
         "nccl" if on_gpu else "gloo",
@@ -40,11 +52,23 @@ def together(device: str) -> Iterator[torch.device]:
         rank=number,
         world_size=count,
         device_id=own if on_gpu else None,
+        timeout=PATIENCE,
     )
     try:
         yield own
     finally:
         dist.destroy_process_group()
+
+
+def _gpu(number: int) -> torch.device:
+    """This process's own, among those of its machine."""
+    if number >= (count := torch.cuda.device_count()):
+        raise InputError(
+            f"{number + 1} processes or more share this machine, which has {count} usable GPUs; "
+            "start torchrun with a smaller --nproc-per-node"
+        )
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
 
 
 def _fresh(store: Any, number: int, count: int) -> Any:

@@ -54,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(str(stopped) or "stopped; the same command goes on from here", 130)
     except BrokenProcessPool:
         return _complain("a worker was killed, perhaps for memory; try with fewer --workers", 2)
+    except (MemoryError, RuntimeError) as error:
+        if not _is_about_memory(error) or not _speaks():  # one alone may lack it, and must be heard
+            raise
+        return _complain(f"there is not enough memory; try smaller batches ({error})", 2)
     except BrokenPipeError:  # whoever read the output wants no more of it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is unsaid yet
         return 128 + signal.SIGPIPE
@@ -68,8 +72,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _is_about_memory(error: MemoryError | RuntimeError) -> bool:
+    """torch has a name for a GPU's that is full, and none for the host's."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return "can't allocate memory" in str(error)
+
+
+def _speaks() -> bool:
+    """Of several processes on a machine, one says what all would."""
+    return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
 def _complain(sentence: str, code: int) -> int:
-    if os.environ.get("LOCAL_RANK", "0") != "0":  # of several processes, one says what all would
+    if not _speaks():
         return code
     # It may quote a damaged file, and must not break the line nor command the terminal.
     shown = "".join(c if c.isprintable() else "?" for c in sentence)

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from macnet import parallel
+from macnet.errors import InputError
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -27,6 +28,12 @@ class BatchNorm2d(nn.BatchNorm2d):
 
     def forward(self, x: Tensor) -> Tensor:
         # x: (N, C, H, W)
+        values = x.numel() // x.shape[1] * parallel.size()  # of a channel
+        if self.training and values == 1:
+            raise InputError(
+                "one image of one place cannot be normalised; take more images in a batch, or "
+                "larger ones"
+            )
         if not self.training or parallel.size() == 1:
             return super().forward(x)
         assert self.running_mean is not None
@@ -34,7 +41,6 @@ class BatchNorm2d(nn.BatchNorm2d):
         assert self.num_batches_tracked is not None
         assert self.momentum is not None
         mean, var = _of_all(x.detach().to(self.running_mean.dtype))
-        values = x.numel() // x.shape[1] * parallel.size()  # of a channel
         with torch.no_grad():
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean, self.momentum)
