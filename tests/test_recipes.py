@@ -45,6 +45,9 @@ def test_every_system_can_be_taught(system: str) -> None:
     [
         ({"lr": -1.0}, r"recipe\.lr is -1\.0; it must be a number from 0"),
         ({"lr": float("nan")}, r"recipe\.lr is nan"),
+        ({"epochs": 1e308}, r"recipe\.epochs is 1e\+308; .* a number from 0 to 1,000,000,000"),
+        ({"warm_up": float("inf")}, r"recipe\.warm_up is inf; it must be a number from 0 to"),
+        ({"images": 10**400}, r"recipe\.images is 10+; it must be a whole number from 1 to 1,000"),
         ({"lr": "fast"}, r"recipe\.lr is 'fast'"),
         ({"images": 0}, r"recipe\.images is 0; it must be a whole number from 1"),
         ({"images": 1.5}, r"recipe\.images is 1\.5; it must be a whole number"),

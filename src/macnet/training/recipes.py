@@ -5,7 +5,6 @@ A system has its published recipe, called "paper"; "fast" changes it for a moder
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -58,9 +57,11 @@ class Recipe:
             if hint in (int, float):
                 low, strictly = LOWEST.get(name, (0, False))
                 number = isinstance(value, int if hint is int else int | float)
-                if not number or type(value) is bool or not math.isfinite(value) or value < low:
+                if not number or type(value) is bool or not low <= value <= MOST:
                     kind = "a whole number" if hint is int else "a number"
-                    raise InputError(f"recipe.{name} is {value!r}; it must be {kind} from {low}")
+                    raise InputError(
+                        f"recipe.{name} is {value!r:.40}; it must be {kind} from {low} to {MOST:,}"
+                    )
                 if strictly and value == low:
                     raise InputError(f"recipe.{name} is {value!r}; it must be above {low}")
             if get_origin(hint) is Literal and value not in get_args(hint):
@@ -69,6 +70,9 @@ class Recipe:
         if self.average >= 1:
             raise InputError(f"recipe.average is {self.average}; it must be below 1")
 
+
+MOST = 1_000_000_000
+"""Of any number: what is computed with it stays one."""
 
 LOWEST: Mapping[str, tuple[float, bool]] = {
     "images": (1, False),
