@@ -190,7 +190,7 @@ def test_one_that_says_nonsense_of_itself(content: str, tmp_path: Path) -> None:
         read_checkpoint(path)
 
 
-@pytest.mark.parametrize("part", ["preset", "model", "fit", "vocabulary"])
+@pytest.mark.parametrize("part", ["preset", "model", "fit", "vocabulary", "data"])
 @pytest.mark.parametrize("content", [None, 7, "x", [], {"x": 1}])
 def test_one_that_describes_no_network(part: str, content: Any, run: Path, tmp_path: Path) -> None:
     path = tmp_path / "best.safetensors"

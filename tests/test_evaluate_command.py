@@ -58,7 +58,8 @@ def test_without_data_it_is_what_the_run_was_validated_on(
 ) -> None:
     evaluates(small / name, "--json", "new/numbers.json")
     said = capsys.readouterr().out
-    assert said.startswith(f"MAC on {small}/data/questions/CLEVR_val_questions.json\n")
+    written = "new/numbers.json: all of the numbers\n"
+    assert said.startswith(f"{written}MAC on {small}/data/questions/CLEVR_val_questions.json\n")
     assert all(word in said for word in (*SHOWN, "in the paper"))
     numbers = json.loads((here / "new/numbers.json").read_bytes())
     trained = open_trained(small / name)
@@ -185,3 +186,8 @@ def test_a_damaged_checkpoint_and_one_that_does_not_tell(
     write_checkpoint(here / "moved.safetensors", {**about, "data": moved}, weights)
     said = sentence(capsys, "evaluate", "moved.safetensors")
     assert said.startswith("/nowhere/data: there is no such folder")
+    for change in ({"place": 7}, {"place": {"data": 7}}, {"place": {"x": 1}}, {"subsets": 7}):
+        strange = {"val": {**about["data"]["val"], **change}}
+        write_checkpoint(here / "strange.safetensors", {**about, "data": strange}, weights)
+        said = sentence(capsys, "evaluate", "strange.safetensors")
+        assert said == "the run does not say where what it was validated on is; give DATA"

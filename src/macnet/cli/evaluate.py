@@ -105,8 +105,6 @@ def evaluate(
         if not is_first():
             return
     results = measure(dataset, answers) if known else None
-    if results is not None:
-        show(results, row=trained.system.row, what=dataset.name)
     if predictions is not None:
         predictions.parent.mkdir(parents=True, exist_ok=True)
         write_predictions(predictions, answers, dataset.vocabulary.answers)
@@ -127,6 +125,8 @@ def evaluate(
         }
         write_json(json_file, record)
         print(f"{json_file}: all of the numbers")
+    if results is not None:  # last, for who reads only its first lines ends all
+        show(results, row=trained.system.row, what=dataset.name)
 
 
 def _opened(trained: Trained, data: Path | None, asked: Asked, means: Means) -> Dataset:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from macnet.errors import InputError
+
 if TYPE_CHECKING:
     from macnet.data.dataset import Dataset
     from macnet.data.vocab import Vocabulary
@@ -81,13 +83,20 @@ def open_again(about: Mapping[str, Any], vocabulary: Vocabulary, means: Means) -
     """The set that says this about itself."""
     from macnet.data.dataset import Subset
 
-    place = about["place"]
-    if "data" in place:
-        images = None if place["images"] is None else Path(place["images"])
-        paths = {"data": Path(place["data"]), "images": images}
-        dataset = OnDisk(**{**place, **paths}).open(vocabulary, means)
-    else:
-        dataset = Drawn(**place).open(vocabulary, means)
-    for rule in about.get("subsets", ()):
-        dataset = dataset.subset(Subset(**rule))
+    try:
+        place = dict(about["place"])
+        rules = [Subset(**rule) for rule in about.get("subsets", ())]
+        opener: OnDisk | Drawn
+        if "data" in place:
+            images = None if place["images"] is None else Path(place["images"])
+            opener = OnDisk(**{**place, "data": Path(place["data"]), "images": images})
+        else:
+            opener = Drawn(**place)
+    except (TypeError, ValueError, LookupError):
+        raise InputError(
+            "the run does not say where what it was validated on is; give DATA"
+        ) from None
+    dataset = opener.open(vocabulary, means)
+    for rule in rules:
+        dataset = dataset.subset(rule)
     return dataset

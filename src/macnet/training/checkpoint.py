@@ -131,6 +131,8 @@ def open_trained(run: Path, which: str = BEST) -> Trained:
             raise ValueError("its words, or answers, are more or fewer than it was made for")
         if not all(isinstance(size, int) and size >= 0 for size in fit):
             raise ValueError("it was made for images of no size")
+        if not isinstance(about["data"]["val"], Mapping):
+            raise ValueError("it does not say what it was validated on")
     except (InputError, LookupError, TypeError, AttributeError, ValueError) as error:
         raise InputError(f"{path}: it describes no network that is known ({error})") from None
     return Trained(preset.system, config, fit, vocabulary, tensors, about, path)
