@@ -164,6 +164,17 @@ def test_alone_nothing_is_exchanged() -> None:
         assert device == torch.device("cpu")
 
 
+def test_a_gpu_by_its_number_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where another is current, what is captured there would be an empty graph."""
+    chosen: list[torch.device] = []
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    for name in ("cpu", "cuda", "cuda:1"):
+        with parallel.together(name) as device:
+            assert device == torch.device(name)
+    assert chosen == [torch.device("cuda:1")]
+
+
 def test_an_environment_that_torchrun_did_not_make(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.delenv("WORLD_SIZE", raising=False)

@@ -35,7 +35,10 @@ Made = TypeVar("Made")
 def together(device: str) -> Iterator[torch.device]:
     """Join the processes of this run; gives the device that is this one's own."""
     if "RANK" not in os.environ:
-        yield torch.device(device)
+        own = torch.device(device)
+        if own.index is not None:  # streams, graphs and random numbers are of the current one
+            torch.cuda.set_device(own)
+        yield own
         return
     missing = [name for name in TOLD if name not in os.environ]
     if missing:
