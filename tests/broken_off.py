@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from macnet.training.loop import Loop
 from macnet.training.step import Learner
 from macnet.training.trainer import Plan
+from processes import warm
 from tiny_lessons import trainer
 
 
@@ -109,11 +109,7 @@ def save_for_ever(folder: Path, made: Plan) -> None:
 
 
 def process(work: Callable[..., None], *arguments: Any, **options: Any) -> BaseProcess:
-    """One that is under way; of many, only the first has to wait for torch."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__, "torch._dynamo"])  # optimisers import that
-    started = context.Process(target=work, args=arguments, kwargs=options)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))  # where Python 3.11 looks for it
-        started.start()
+    """One that is under way."""
+    started = warm().Process(target=work, args=arguments, kwargs=options)
+    started.start()
     return started

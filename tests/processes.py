@@ -1,4 +1,4 @@
-"""Several processes that work together over Gloo, as `torchrun` would start them."""
+"""Processes that start at once, and several that work together, as `torchrun` would start them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext
 from typing import Any, TypeVar
 
 import torch
@@ -16,12 +17,20 @@ from macnet.parallel import together
 Result = TypeVar("Result")
 
 
+def warm() -> ForkServerContext:
+    """Whence processes come: of all that tests start, only the first has to wait for torch."""
+    context = get_context("forkserver")
+    # Optimisers import torch's compiler.
+    context.set_forkserver_preload(["macnet.training.trainer", "torch._dynamo", "pytest"])
+    return context
+
+
 def in_processes(work: Callable[..., Result], *arguments: Any, count: int = 2) -> list[Result]:
     """What each makes of `work(*arguments)`; a function of a module, for they import it anew."""
     with socket.socket() as found:
         found.bind(("localhost", 0))
         port = found.getsockname()[1]
-    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(count, warm()) as pool:
         begun = [pool.submit(_join, rank, count, port, work, arguments) for rank in range(count)]
         return [each.result() for each in begun]
 
