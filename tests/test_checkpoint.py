@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -126,6 +127,16 @@ def test_others_files_are_refused(tmp_path: Path) -> None:
         open_trained(tmp_path)
     with pytest.raises(InputError, match="nothing: there is no such file"):
         open_trained(tmp_path / "nothing")
+
+
+def test_one_that_may_not_be_read(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", refuse)  # the tests may run as root, who may do anything
+    with pytest.raises(PermissionError) as failure:
+        read_checkpoint(written)
+    assert failure.value.filename == str(written)
 
 
 # --- networks --------------------------------------------------------------------------------

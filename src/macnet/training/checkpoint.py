@@ -49,6 +49,7 @@ def write_checkpoint(path: Path, about: Mapping[str, Any], tensors: Mapping[str,
 
 def read_checkpoint(path: Path) -> Checkpoint:
     refuse_no_file(path)
+    path.open("rb").close()  # which says why it may not be read; the next takes it for missing
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
