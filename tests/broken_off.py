@@ -17,7 +17,7 @@ from macnet.training.loop import Loop
 from macnet.training.step import Learner
 from macnet.training.trainer import Plan
 from processes import warm
-from tiny_lessons import trainer
+from tiny_lessons import assert_equal, trainer
 
 
 class StoppedAfter:
@@ -68,6 +68,21 @@ def fail_at(which: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "replace", replace)
     return lambda: passed
+
+
+def assert_no_failure_matters(made: Plan, folder: Path) -> int:
+    """Wherever a run fails, it goes on to what it would have become. Gives at how many moments."""
+    with pytest.MonkeyPatch.context() as patch:
+        moments = fail_at(0, patch)
+        trainer(folder / "unbroken", made, save_every=0).train()
+    for which in range(1, moments() + 1):
+        with pytest.MonkeyPatch.context() as patch:
+            fail_at(which, patch)
+            with pytest.raises(FailureError):
+                trainer(folder / str(which), made, save_every=0).train()
+        trainer(folder / str(which), made).train(resume=True)
+        assert_equal(folder / str(which), folder / "unbroken")
+    return moments()
 
 
 # --- in a process of its own -----------------------------------------------------------------

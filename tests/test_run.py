@@ -16,10 +16,9 @@ import pytest
 import torch
 
 from broken_off import (
-    FailureError,
     StoppedAfter,
+    assert_no_failure_matters,
     die_in_a_save,
-    fail_at,
     learn,
     process,
     save_for_ever,
@@ -105,18 +104,8 @@ def test_killed_in_a_save(which: int, made: Plan, unbroken: Path, tmp_path: Path
 
 def test_failed_at_every_moment_of_every_save(tmp_path: Path) -> None:
     made = plan(**SHORT)
-    with pytest.MonkeyPatch.context() as patch:
-        moments = fail_at(0, patch)
-        trainer(tmp_path / "unbroken", made, save_every=0).train()
-    assert moments() >= 3 + 3 * (1 + 3) + 3, "what it is, three saves, and at least one best"
-    for which in range(1, moments() + 1):
-        folder = tmp_path / str(which)
-        with pytest.MonkeyPatch.context() as patch:
-            fail_at(which, patch)
-            with pytest.raises(FailureError):
-                trainer(folder, made, save_every=0).train()
-        trainer(folder, made).train(resume=True)
-        assert_equal(folder, tmp_path / "unbroken")
+    moments = assert_no_failure_matters(made, tmp_path)
+    assert moments >= 3 + 3 * (1 + 3) + 3, "what it is, three saves, and at least one best"
 
 
 def test_a_full_disk_leaves_the_last_good_one(made: Plan, unbroken: Path, tmp_path: Path) -> None:

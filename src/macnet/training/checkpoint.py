@@ -116,9 +116,9 @@ class Trained:
         return network.eval()
 
 
-def open_trained(run: Path, which: str = BEST) -> Trained:
+def open_trained(run: Path) -> Trained:
     """The best of a run by its folder, or any checkpoint of weights by its file."""
-    path = run / which if run.is_dir() else run
+    path = run / BEST if run.is_dir() else run
     if run.is_dir() and not path.exists():
         raise InputError(f"{run}: there is no {path.name} in it; has it been validated yet?")
     about, tensors = read_checkpoint(path)
