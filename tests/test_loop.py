@@ -142,7 +142,7 @@ def test_what_is_said_where_there_is_no_terminal(
     assert len(said) == 3
     assert re.fullmatch(validation.format(1), said[0])
     assert re.fullmatch(
-        r"answers 96/96, [\d,.]+ questions/s, 0:00 left, loss \d\.\d{4}, lr 3\.0e-03", said[1]
+        r"training 96/96, [\d,.]+ questions/s, 0:00 left, loss \d\.\d{4}, lr 3\.0e-03", said[1]
     )
     assert re.fullmatch(validation.format(2), said[2])
 
@@ -156,7 +156,7 @@ def test_a_learning_rate_that_is_far_too_high(tmp_path: Path) -> None:
         trainer(folder, plan(lr=1e3, epochs=20), save_every=0).train()
     assert re.fullmatch(
         rf"{folder}: the loss was [\d.e+infa]+ at step \d+, learning at 1\.0e\+03, and will not "
-        r"recover; try a smaller --recipe\.lr, a longer --recipe\.warm-up, a smaller "
+        r"recover; try a smaller --recipe\.lr, a longer --recipe\.warm-up, a small "
         r"--recipe\.clip or --recipe\.precision float32 \(last\.safetensors is of an earlier, "
         r"sound step\)",
         str(failure.value),
@@ -195,6 +195,20 @@ def test_no_number(of: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(trainer_module, "draw_curve", lambda *_: None)
     trainer(tmp_path / "unbroken").train()
     assert result(folder)[1] == result(tmp_path / "unbroken")[1]
+
+
+def test_divergence_keeps_the_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was found at the third step, and nothing was saved since."""
+    steps = iter(range(1, 100))
+
+    def breaks(system: System, network: nn.Module, batch: Batch) -> Scored:
+        found = answers(system, network, batch)
+        return found._replace(total=found.total * (math.nan if next(steps) == 5 else 1))
+
+    monkeypatch.setitem(OBJECTIVES, "answers", breaks)
+    with pytest.raises(InputError, match=r"at step 5, .* --recipe\.precision float32$"):
+        trainer(tmp_path / "run").train()
+    assert open_trained(tmp_path / "run").about["step"] == 3
 
 
 def test_divergence_before_anything_was_saved(tmp_path: Path) -> None:

@@ -120,6 +120,14 @@ def test_a_finished_run_has_nothing_to_do(
     assert {path.name: path.read_bytes() for path in made.iterdir()} == before
 
 
+def test_data_that_were_moved_are_still_the_same(
+    made: Path, data: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(data, here / "moved")  # with its files' times
+    trains(here / "moved", "--out", made, "--cache", made.parent / "cache", "--resume")
+    assert "this run is finished already" in capsys.readouterr().out
+
+
 def test_the_same_command_gives_the_same_network(made: Path, data: Path, here: Path) -> None:
     trains(data, "--out", "run")
     one, other = (open_trained(run).weights for run in (made, here / "run"))
@@ -338,6 +346,8 @@ def test_a_folder_with_a_run(made: Path, data: Path, capsys: pytest.CaptureFixtu
         f"{made}: it holds a run of another configuration: recipe.lr is 0.01 there and 0.5 here; "
         "choose another --out"
     )
+    said = sentence(capsys, "train", "nowhere", "--out", made)  # before anything is packed
+    assert said.startswith(f"{made}: it holds a run already")
     with alone_in(made):
         said = sentence(capsys, *run, "--resume")
     assert said == f"{made}: another run is at work here; wait for its end"

@@ -48,14 +48,15 @@ class Asked:
 
 def evaluate(
     run: Annotated[Path, tyro.conf.arg(metavar="RUN")],
-    data: Annotated[Path | None, tyro.conf.arg(metavar="[DATA]")] = None,
+    data: Annotated[Path | None, tyro.conf.arg(metavar="[DATA]", help_behavior_hint="")] = None,
     /,
     *,
     question: Annotated[Asked, *PLAIN],
     json_file: Annotated[File, tyro.conf.arg(name="json")] = None,
     predictions: File = None,
     precision: Annotated[
-        Literal["float32", "bfloat16"] | None, tyro.conf.arg(metavar="float32|bfloat16")
+        Literal["float32", "bfloat16"] | None,
+        tyro.conf.arg(metavar="float32|bfloat16", help_behavior_hint=""),
     ] = None,
     cache: Folder = None,
     device: Device = "auto",
@@ -71,7 +72,7 @@ def evaluate(
         data: A dataset, or a questions file (.h5). If not given, what the run was validated on.
         json_file: A file to write all numbers to.
         predictions: A file to write the answers to, one a line, in the order of the questions.
-        precision: Of products; bfloat16 on a GPU and float32 elsewhere if not given.
+        precision: Of products; if not given as in training, but on a CPU float32.
         cache: Of packed arrays; $MACNET_CACHE or ~/.cache/macnet if not given.
         device: Where the network runs; auto takes a GPU if there is one.
         workers: Processes that decode images; as many as there are cores if not given.
@@ -85,9 +86,12 @@ def evaluate(
     from macnet.training.checkpoint import open_trained
 
     device, workers = choose_device(device), choose_share_of_workers(workers)
-    precision = precision or ("float32" if device == "cpu" else "bfloat16")
     with together(device) as own:
         trained = open_trained(run)
+        if precision is None:
+            recipe = trained.about.get("recipe")
+            low = isinstance(recipe, dict) and recipe.get("precision") == "bfloat16"
+            precision = "bfloat16" if low and device != "cpu" else "float32"
         size = trained.fit.width, trained.fit.height
         means = Means(choose_cache(cache), size, str(own), workers)
         dataset = _opened(trained, data, question, means)

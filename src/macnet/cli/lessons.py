@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from macnet.training.checkpoint import Trained
     from macnet.training.data import Lessons
 
-Share = Annotated[float | None, tyro.conf.arg(metavar="SHARE")]
+Share = Annotated[float | None, tyro.conf.arg(metavar="SHARE", help_behavior_hint="")]
 
 
 # Sentences are of one line: `--help` would keep a break.
@@ -38,7 +38,7 @@ class DataOptions:
 
     split: str = "train"
     """To learn from; of CoGenT, trainA."""
-    val_split: Annotated[str | None, tyro.conf.arg(metavar="STR")] = None
+    val_split: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
     """To validate on; if not given val, or valA beside trainA."""
     val: Somewhere = None
     """Another DATA to validate on, such as a second questions file (.h5)."""

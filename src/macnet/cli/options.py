@@ -17,13 +17,15 @@ Data = Annotated[Path, tyro.conf.arg(metavar="DATA")]
 Out = Annotated[Path, tyro.conf.arg(metavar="OUT")]
 Size = Annotated[str, tyro.conf.arg(metavar="WIDTHxHEIGHT")]
 Device = Annotated[str, tyro.conf.arg(metavar="auto|cpu|cuda")]
-Workers = Annotated[int | None, tyro.conf.arg(metavar="INT")]
-Number = Annotated[int | None, tyro.conf.arg(metavar="INT")]
-Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
-File = Annotated[Path | None, tyro.conf.arg(metavar="FILE")]
-Somewhere = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
+# What is not given has no default to show: the help says what then happens.
+Workers = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+Number = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")]
+File = Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")]
+Somewhere = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
 Tokenising = Annotated[
-    Literal["mac", "clevr-iep", "n2nmn"] | None, tyro.conf.arg(metavar="mac|clevr-iep|n2nmn")
+    Literal["mac", "clevr-iep", "n2nmn"] | None,
+    tyro.conf.arg(metavar="mac|clevr-iep|n2nmn", help_behavior_hint=""),
 ]
 
 PLAIN = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)

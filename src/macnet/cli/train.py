@@ -46,13 +46,15 @@ class NetworkOptions:
 
     preset: Annotated[str, tyro.conf.arg(metavar="NAME")] = "paper"
     """paper, reference or reference-recurrent, which are MAC; q-type, lstm or cnn-lstm."""
-    ablation: Annotated[str | None, tyro.conf.arg(metavar="ROW")] = None
+    ablation: Annotated[str | None, tyro.conf.arg(metavar="ROW", help_behavior_hint="")] = None
     """A row of the paper's table 2 by its label, such as "w/ memory gate"."""
     recipe: Annotated[str, tyro.conf.arg(metavar="NAME")] = "paper"
     """paper is as published; fast has large batches in bfloat16, for a modern GPU."""
     overrides: File = None
     """A .toml or .json with tables `model` and `recipe`; flags for single fields overrule it."""
-    start: Annotated[Path | None, tyro.conf.arg(name="from", metavar="RUN")] = None
+    start: Annotated[
+        Path | None, tyro.conf.arg(name="from", metavar="RUN", help_behavior_hint="")
+    ] = None
     """A run, or its best.safetensors, to start from: its network and its words."""
 
 
@@ -79,7 +81,7 @@ class RunOptions:
 
 
 def train(
-    where: Annotated[Path | None, tyro.conf.arg(metavar="[DATA]")] = None,
+    where: Annotated[Path | None, tyro.conf.arg(metavar="[DATA]", help_behavior_hint="")] = None,
     /,
     *,
     network: Annotated[NetworkOptions, *PLAIN],
@@ -102,6 +104,7 @@ def train(
     """
     from macnet.parallel import is_first, together
     from macnet.training.checkpoint import open_trained
+    from macnet.training.run import has_learned, refuse_held
     from macnet.training.trainer import Plan, Trainer
 
     refuse_impossible(data, lesson)
@@ -111,6 +114,8 @@ def train(
         raise InputError(f"--seed is {run.seed}; it must be a whole number from 0, below 2^32")
     device, workers = choose_device(run.device), choose_share_of_workers(run.workers)
     with together(device) as own:
+        if is_first() and not run.resume and has_learned(run.out):
+            refuse_held(run.out)  # before hours are spent on packing
         means = Means(choose_cache(lesson.cache), read_size(lesson.size), str(own), workers)
         start = None if network.start is None else open_trained(network.start)
         lessons = open_lessons(where, data, world, lesson, start=start, means=means, seed=run.seed)

@@ -14,6 +14,7 @@ from rich.table import Table
 from macnet.cli.options import (
     Data,
     Device,
+    File,
     Out,
     Size,
     Workers,
@@ -37,7 +38,9 @@ def generate(
     seed: int = 0,
     questions_per_image: int = 10,
     size: Size = "480x320",
-    condition: Annotated[Literal["A", "B"] | None, tyro.conf.arg(metavar="A|B")] = None,
+    condition: Annotated[
+        Literal["A", "B"] | None, tyro.conf.arg(metavar="A|B", help_behavior_hint="")
+    ] = None,
     quality: Quality = "fast",
     device: Device = "auto",
     workers: Workers = None,
@@ -123,7 +126,7 @@ def compare(
     images: int = 8,
     quality: Quality = "fine",
     device: Device = "auto",
-    json_file: Annotated[Path | None, tyro.conf.arg(name="json", metavar="FILE")] = None,
+    json_file: Annotated[File, tyro.conf.arg(name="json")] = None,
 ) -> None:
     """Set our renderings beside the originals, for anyone who has real CLEVR.
 

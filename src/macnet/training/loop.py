@@ -171,10 +171,11 @@ class Loop:
         if all(map(math.isfinite, lately)) and loss < HOPELESS * guess:
             return
         self._write("end", why="diverged")
+        self._run.save_best()
         saved = (self._run.folder / LAST).exists()
         raise InputError(
             f"{self._run.folder}: the loss was {loss:.3g} at step {self.standing.step:,}, learning "
             f"at {self._rate():.1e}, and will not recover; try a smaller --recipe.lr, a longer "
-            "--recipe.warm-up, a smaller --recipe.clip or --recipe.precision float32"
+            "--recipe.warm-up, a small --recipe.clip or --recipe.precision float32"
             + (f" ({LAST} is of an earlier, sound step)" if saved else "")
         )

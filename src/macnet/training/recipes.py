@@ -47,7 +47,7 @@ class Recipe:
     precision: Literal["float32", "bfloat16"] = "float32"
     """Of products, where that is safe; weights are float32 either way."""
     trains: tuple[str, ...] = ()
-    """Parts of the network that learn, such as question or reasoner; all if none is named."""
+    """Parts whose weights learn, such as question or reasoner; all if none is named."""
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():
@@ -103,7 +103,7 @@ class Teaching:
     """How a system is trained: its recipe, and its stages."""
 
     recipe: Recipe = Recipe()
-    stages: tuple[Stage, ...] = (Stage(name="answers"),)
+    stages: tuple[Stage, ...] = (Stage(name="training"),)
 
 
 _CLEVR_IEP = Teaching(recipe=Recipe(lr=5e-4, clip=0, average=0, epochs=33))
@@ -113,7 +113,7 @@ TEACHINGS: Mapping[str, Teaching] = {
     "q-type": Teaching(
         stages=(
             Stage(
-                name="counts",
+                name="counting",
                 objective="counts",
                 changes={"epochs": 1, "validate": 1, "average": 0},
             ),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from macnet.errors import InputError
 from macnet.training.checkpoint import BEST, LAST, Checkpoint, read_checkpoint, write_checkpoint
 
 ABOUT, RECORD, CURVE = "run.json", "log.jsonl", "curve.png"
+PLACES = ("questions", "images", "place")  # where a dataset says it was found
 
 
 @dataclass
@@ -82,14 +83,11 @@ class Run:
         about = read_json(path)
         if not isinstance(about, dict):
             raise InputError(f"{path}: it describes no run; choose another --out")
-        if about.keys() == self.about.keys() and not self._has_learned():
+        if about.keys() == self.about.keys() and not has_learned(self.folder):
             write_json(path, self.about)
             return None
         if not resume:
-            raise InputError(
-                f"{self.folder}: it holds a run already; go on with it by --resume, or choose "
-                "another --out"
-            )
+            refuse_held(self.folder)
         self._refuse_another(about, f"{self.folder}: it holds a run")
         if not last.exists():
             return None
@@ -100,12 +98,8 @@ class Run:
             raise InputError(f"{last}: it is not for going on with training; is it {BEST}?")
         return checkpoint
 
-    def _has_learned(self) -> bool:
-        """Whether there is anything to lose: a run that failed as it began may begin again."""
-        return (self.folder / BEST).exists() or (self.folder / LAST).exists()
-
     def _refuse_another(self, about: Mapping[str, Any], what: str) -> None:
-        if others := differences(about, self.about):
+        if others := differences(_without_places(about), _without_places(self.about)):
             more = f" (and {len(others) - 1} more)" if others[1:] else ""
             raise InputError(
                 f"{what} of another configuration: {others[0]}{more}; choose another --out"
@@ -122,12 +116,10 @@ class Run:
 
     def save(self, standing: Standing, state: Mapping[str, Tensor]) -> None:
         """All that going on takes. The best goes first: whoever repeats a step finds it again."""
+        self.save_best()
         randomness = parallel.gathered(_randomness())
 
         def write() -> None:
-            if self._best is not None:
-                write_checkpoint(self.folder / BEST, *self._best)
-                self._best = None
             tensors = {
                 f"random/{rank}/{kind}": value
                 for rank, own in enumerate(randomness)
@@ -138,9 +130,44 @@ class Run:
 
         parallel.from_first(write)
 
+    def save_best(self) -> None:
+        """If it is better than what is on disk."""
+
+        def write() -> None:
+            if self._best is not None:
+                write_checkpoint(self.folder / BEST, *self._best)
+                self._best = None
+
+        parallel.from_first(write)
+
     def best(self) -> dict[str, Tensor]:
         """The weights of the best network that was saved."""
         return parallel.from_first(lambda: read_checkpoint(self.folder / BEST).tensors)
+
+
+def has_learned(folder: Path) -> bool:
+    """Whether there is anything to lose: a run that failed as it began may begin again."""
+    return (folder / BEST).exists() or (folder / LAST).exists()
+
+
+def refuse_held(folder: Path) -> NoReturn:
+    raise InputError(
+        f"{folder}: it holds a run already; go on with it by --resume, or choose another --out"
+    )
+
+
+def _without_places(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Data that were moved are still the same: their packs tell."""
+    data = about.get("data")
+    if not isinstance(data, Mapping):
+        return dict(about)
+    kept = {
+        name: {key: value for key, value in told.items() if key not in PLACES}
+        if isinstance(told, Mapping)
+        else told
+        for name, told in data.items()
+    }
+    return {**about, "data": kept}
 
 
 # --- randomness ------------------------------------------------------------------------------
