@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from macnet.models.presets import TABLE_2, ablation, preset
 from macnet.models.registry import PRESETS
 from macnet.training.recipes import Recipe, find_recipe
 
+ROOT = Path(__file__).parents[1]
 TOML = """
 [model]
 d = 64
@@ -198,3 +200,19 @@ def test_what_follows_from_the_data_has_no_flag(
     assert "Unrecognized options" in capsys.readouterr().err
     cnn_lstm = PRESETS["cnn-lstm"].config
     assert flagged(cnn_lstm, Recipe(), "--model.channels", "7")[0].channels == 7
+
+
+@pytest.mark.parametrize(("name", "preset"), [("small_mac", "paper"), ("small_lstm", "lstm")])
+def test_the_files_of_make_run(name: str, preset: str) -> None:
+    """They say themselves by which command they are used, and `make run` uses it."""
+    file = f"examples/{name}.toml"
+    text = (ROOT / file).read_text()
+    chosen = choose(["--preset", preset, "--recipe", "fast", "--overrides", str(ROOT / file)])
+    said = tomllib.loads(text)
+    assert {**vars(chosen.recipe), **said["recipe"]} == vars(chosen.recipe)
+    numbers = {key: value for key, value in said["model"].items() if key != "dropout"}
+    assert {**vars(chosen.model), **numbers} == vars(chosen.model)
+    in_makefile = (ROOT / "Makefile").read_text()
+    for part in (f"--overrides {file}", "--size 64x64", "--recipe fast"):
+        assert part in text
+        assert part in in_makefile
