@@ -171,8 +171,11 @@ def test_two_processes_are_one_run(data: Path, here: Path) -> None:
 # --- what it learns from ---------------------------------------------------------------------
 
 
-def test_shares_and_a_few_to_validate_on(data: Path, here: Path) -> None:
+def test_shares_and_a_few_to_validate_on(
+    data: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     trains(data, "--out", "a", "--subset-questions", "0.5", "--validate-on", "5", "--seed", "7")
+    assert "validated on 4 questions about 2 images" in capsys.readouterr().out
     sets = about(here / "a")["data"]
     assert sets["train"]["subsets"] == [{"by": "question", "share": 0.5, "seed": 7}]
     # At most five questions are those about two images of four, which have two each.

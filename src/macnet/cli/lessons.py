@@ -206,14 +206,17 @@ def _parts_of(lessons: Lessons, options: LessonOptions, seed: int) -> Lessons:
 
 def tell(lessons: Lessons) -> None:
     """Print what is learned from."""
+    import numpy as np
+
     from macnet.data.dataset import Dataset
 
     sets = {"learning from": lessons.train, "beside": lessons.old, "validated on": lessons.val}
     for what, dataset in sets.items():
         if isinstance(dataset, Dataset):
             left_out = dataset.about["left out"]
+            images = len(np.unique(dataset.rows[dataset.chosen]))
             print(
-                f"{what} {len(dataset):,} questions about {len(dataset.images):,} images; "
+                f"{what} {len(dataset):,} questions about {images:,} images; "
                 f"{dataset.about['words']}"
                 + (f"; {left_out:,} are left out, their images are not there" if left_out else ""),
                 flush=True,
