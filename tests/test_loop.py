@@ -229,3 +229,10 @@ def test_a_dataset_that_is_smaller_than_a_batch(tmp_path: Path) -> None:
     small = plan(images=64, questions=4, epochs=2)
     trainer(tmp_path / "run", small).train()
     assert [line["step"] for line in lines_of(tmp_path / "run", "train")] == [1, 2]
+
+
+def test_the_record_counts_no_holes(tmp_path: Path) -> None:
+    """Four questions an image in groups of three leave two holes in every second group."""
+    trainer(tmp_path / "run", plan(questions=3, epochs=2)).train()
+    ends = [line["questions"] for line in lines_of(tmp_path / "run", "validation")]
+    assert ends == [48, 96]

@@ -58,6 +58,7 @@ class Loop:
         self._save_every, self._saved = save_every, time.monotonic()
         self._began = time.monotonic() - standing.seconds
         self._lined = standing.questions, standing.seconds  # at the last line of the record
+        self._of_earlier_stages = standing.questions - round(learner.meters().asked)
 
     def run(self) -> None:
         """To the end of the stage."""
@@ -68,7 +69,6 @@ class Loop:
             while not self._is_over():
                 self._learner.step(now.step, self._schedule.rate(now.step, now.losses))
                 now.step += 1
-                now.questions += self._batch
                 if self._is_time(*moments):
                     self._look_at_it(advance)
                     self._save_or_stop(interrupts)
@@ -94,6 +94,7 @@ class Loop:
 
     def _look_at_it(self, advance: Advance) -> None:
         now, meters = self.standing, self._learner.meters()
+        now.questions = self._of_earlier_stages + round(meters.asked)  # a batch may have holes
         lately = meters.since(now.at_line)
         self._refuse_divergence(lately)
         note = f"loss {lately.mean_loss:.4f}, lr {self._rate():.1e}"
