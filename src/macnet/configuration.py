@@ -1,10 +1,10 @@
-"""Configurations are frozen dataclasses; here they are changed by name, and compared."""
+"""Configurations are frozen dataclasses; here they are checked, changed by name, and compared."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 from macnet.errors import InputError
 
@@ -12,6 +12,19 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Config = TypeVar("Config", bound="DataclassInstance")
+
+
+def refuse_no_count(name: str, value: object) -> None:
+    if not (type(value) is int and value >= 1):
+        raise InputError(f"{name} is {value!r}; it must be a whole number from 1")
+
+
+def refuse_no_choice(name: str, hint: Any, value: object) -> None:
+    """Where a field's type leaves a choice, yes or no among them, it must be one of these."""
+    if hint is bool and type(value) is not bool:
+        raise InputError(f"{name} is {value!r}; choose True or False")
+    if get_origin(hint) is Literal and value not in get_args(hint):
+        raise InputError(f"{name} is {value!r}; choose one of {', '.join(get_args(hint))}")
 
 
 def changed(config: Config, changes: Mapping[str, Any], within: str = "") -> Config:

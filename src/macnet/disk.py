@@ -69,9 +69,14 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path}: not JSON, or cut short ({error})") from None
 
 
-def write_json(path: Path, content: Any) -> None:
-    """In lines that people can read, and that would outlast a power cut."""
+def write_safely(path: Path, content: bytes) -> None:
+    """Whole or not at all, and so that it would outlast a power cut."""
     with whole_file(path) as file:
-        file.write(json.dumps(content, indent=1).encode() + b"\n")
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_json(path: Path, content: Any) -> None:
+    """In lines that people can read, safely."""
+    write_safely(path, json.dumps(content, indent=1).encode() + b"\n")

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Literal, get_args, get_type_hints
+from typing import Literal, get_type_hints
 
+from macnet.configuration import refuse_no_choice, refuse_no_count
 from macnet.errors import InputError
 
 
@@ -50,8 +51,7 @@ class Dropout:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name == "hold_words":
-                if type(value) is not bool:
-                    raise InputError(f"dropout.hold_words is {value!r}; choose True or False")
+                refuse_no_choice("dropout.hold_words", bool, value)
             elif not (_is_number(value) and 0 <= value < 1):
                 raise InputError(
                     f"dropout.{field.name} is {value!r}; it must be a number from 0 to below 1"
@@ -121,13 +121,9 @@ class MACConfig:
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():
-            value, choices = getattr(self, name), get_args(hint)
-            if hint is int and not (type(value) is int and value >= 1):
-                raise InputError(f"{name} is {value!r}; it must be a whole number from 1")
-            if hint is bool and type(value) is not bool:
-                raise InputError(f"{name} is {value!r}; choose True or False")
-            if choices and name != "gate_bias" and value not in choices:
-                raise InputError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+            if hint is int:
+                refuse_no_count(name, getattr(self, name))
+            refuse_no_choice(name, hint, getattr(self, name))
         if not _is_number(self.embedding_low) or self.embedding_low >= 1:
             raise InputError(
                 f"embedding_low is {self.embedding_low!r}; it must be a number below 1"

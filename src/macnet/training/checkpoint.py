@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -23,7 +22,7 @@ from torch import Tensor, nn
 
 from macnet.configuration import changed
 from macnet.data.vocab import Vocabulary
-from macnet.disk import refuse_no_file, whole_file
+from macnet.disk import refuse_no_file, write_safely
 from macnet.errors import InputError
 from macnet.models.registry import Fit, System, find_preset
 
@@ -40,11 +39,7 @@ class Checkpoint(NamedTuple):
 def write_checkpoint(path: Path, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     plain = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps({"format": FORMAT, **about}, sort_keys=True)
-    content = save(plain, {"macnet": text, "checksum": _checksum(text, plain)})
-    with whole_file(path) as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    write_safely(path, save(plain, {"macnet": text, "checksum": _checksum(text, plain)}))
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

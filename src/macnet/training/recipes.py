@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
 
+from macnet.configuration import refuse_no_choice
 from macnet.data.dataset import Subset
 from macnet.errors import InputError
 
@@ -52,8 +53,7 @@ class Recipe:
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():
             value = getattr(self, name)
-            if hint is bool and type(value) is not bool:
-                raise InputError(f"recipe.{name} is {value!r}; choose True or False")
+            refuse_no_choice(f"recipe.{name}", hint, value)
             if hint in (int, float):
                 low, strictly = LOWEST.get(name, (0, False))
                 number = isinstance(value, int if hint is int else int | float)
@@ -64,9 +64,6 @@ class Recipe:
                     )
                 if strictly and value == low:
                     raise InputError(f"recipe.{name} is {value!r}; it must be above {low}")
-            if get_origin(hint) is Literal and value not in get_args(hint):
-                choices = ", ".join(get_args(hint))
-                raise InputError(f"recipe.{name} is {value!r}; choose one of {choices}")
         if self.average >= 1:
             raise InputError(f"recipe.average is {self.average}; it must be below 1")
 

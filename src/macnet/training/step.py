@@ -23,7 +23,6 @@ from macnet.training.objectives import Objective
 from macnet.training.recipes import Recipe
 
 EAGER_STEPS = 3  # before a graph can be captured, kernels must be compiled and states be there
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Meters(NamedTuple):
@@ -139,8 +138,8 @@ class Learner:
 
     def _learn(self, drawn: tuple[Tensor, ...]) -> None:
         batch = self._source.gather(drawn)
-        low = self.recipe.precision != "float32"
-        with torch.autocast(self.device.type, PRECISIONS[self.recipe.precision], enabled=low):
+        low = self.recipe.precision == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             scored = self._objective(self.system, self.network, batch)
         sums = torch.stack([sum_.detach().double() for sum_ in scored])
         parallel.sum_over_all(sums)
@@ -207,8 +206,12 @@ class Learner:
 def chosen_weights(network: nn.Module, parts: tuple[str, ...]) -> dict[str, nn.Parameter]:
     """The parameters of the parts named, all if none is; the others are held still."""
     weights = dict(network.named_parameters())
+
+    def is_of(part: str, name: str) -> bool:
+        return name == part or name.startswith(f"{part}.")
+
     for part in parts:
-        if not any(name.startswith(f"{part}.") or name == part for name in weights):
+        if not any(is_of(part, name) for name in weights):
             known = sorted({name.partition(".")[0] for name in weights})
             raise InputError(
                 f"recipe.trains is {part!r}, but the network has no such part; it has "
@@ -217,7 +220,7 @@ def chosen_weights(network: nn.Module, parts: tuple[str, ...]) -> dict[str, nn.P
     chosen = {
         name: weight
         for name, weight in weights.items()
-        if not parts or any(name.startswith(f"{part}.") or name == part for part in parts)
+        if not parts or any(is_of(part, name) for part in parts)
     }
     for name, weight in weights.items():
         weight.requires_grad_(name in chosen)

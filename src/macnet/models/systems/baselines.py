@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from macnet.configuration import refuse_no_count
 from macnet.errors import InputError
 from macnet.models.encoders import PAD, PixelMaps, lengths_of, look_up
 from macnet.models.layers import working_dtype
@@ -34,9 +35,7 @@ class LSTMConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
-            if not (type(value) is int and value >= 1):
-                raise InputError(f"{field.name} is {value!r}; it must be a whole number from 1")
+            refuse_no_count(field.name, getattr(self, field.name))
 
 
 @dataclass(frozen=True, kw_only=True)
