@@ -18,11 +18,8 @@ from typing import Any
 
 import torch
 
-from macnet.clevr.world import World
+from lessons import drawn_lessons
 from macnet.configuration import changed
-from macnet.data.drawn import pack_world
-from macnet.data.stream import language
-from macnet.data.vocab import Vocabulary
 from macnet.models.config import NO_DROPOUT
 from macnet.models.registry import find_preset
 from macnet.training.data import Lessons
@@ -95,20 +92,10 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    world, vocabulary = World(1, width=64, height=64), Vocabulary.build(language())
-    sets = [
-        pack_world(
-            world,
-            vocabulary,
-            split=split,
-            images=images,
-            cache=args.cache,
-            device=args.device,
-            workers=args.workers,
-        )
-        for split, images in (("train", args.images), ("val", 2_000))
-    ]
-    found = {name: curve(Lessons(*sets), args, how) for name, how in RUNS.items()}
+    lessons = drawn_lessons(
+        64, args.images, 2_000, cache=args.cache, device=args.device, workers=args.workers
+    )
+    found = {name: curve(lessons, args, how) for name, how in RUNS.items()}
     keep(
         args.out,
         f"the same training computed in several ways: d={args.d}, p={args.p}, 64×64, "

@@ -21,13 +21,9 @@ from pathlib import Path
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from macnet.clevr.world import World
+from lessons import drawn_lessons
 from macnet.configuration import changed
 from macnet.data.batches import Batch
-from macnet.data.dataset import Dataset
-from macnet.data.drawn import pack_world
-from macnet.data.stream import language
-from macnet.data.vocab import Vocabulary
 from macnet.evaluation.answering import Answering
 from macnet.models.registry import find_preset
 from macnet.training.data import Lessons
@@ -40,24 +36,6 @@ from model import captured, gpu_milliseconds, training_step
 from record import keep
 
 DEVICE = torch.device("cuda")
-
-
-def lessons_of(args: argparse.Namespace) -> Lessons:
-    world, vocabulary = World(args.seed, width=128, height=128), Vocabulary.build(language())
-
-    def fixed(split: str, images: int) -> Dataset:
-        return pack_world(
-            world,
-            vocabulary,
-            split=split,
-            images=images,
-            cache=args.cache,
-            device=DEVICE,
-            workers=args.workers,
-        )
-
-    val = fixed("val", args.val_images)
-    return Lessons(world if args.stream else fixed("train", args.images), val)
 
 
 def bare(plan: Plan, lessons: Lessons, batch: Batch) -> float:
@@ -90,7 +68,15 @@ def busy(learner: Learner, steps: int) -> float:
 
 def main(args: argparse.Namespace) -> None:
     began = time.perf_counter()
-    lessons = lessons_of(args)
+    lessons = drawn_lessons(
+        128,
+        None if args.stream else args.images,
+        args.val_images,
+        cache=args.cache,
+        device=DEVICE,
+        workers=args.workers,
+        seed=args.seed,
+    )
     made = time.perf_counter() - began
     preset = find_preset(args.preset)
     recipe = changed(find_recipe("fast", "mac"), {"epochs": args.epochs, "validate": 1})
