@@ -1,9 +1,11 @@
-"""Processes that start at once, and several that work together, as `torchrun` would start them."""
+"""Processes for tests: fresh ones, warm ones, and several that work together as by `torchrun`."""
 
 from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -33,6 +35,13 @@ def in_processes(work: Callable[..., Result], *arguments: Any, count: int = 2) -
     with ProcessPoolExecutor(count, warm()) as pool:
         begun = [pool.submit(_join, rank, count, port, work, arguments) for rank in range(count)]
         return [each.result() for each in begun]
+
+
+def loaded_with(modules: str, among: set[str]) -> set[str]:
+    """Which of these a fresh Python has loaded once it has imported some modules."""
+    check = f"import sys, {modules}; print(*{among} & sys.modules.keys())"
+    run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    return set(run.stdout.split())
 
 
 def _join(

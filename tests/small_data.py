@@ -78,3 +78,8 @@ def sentence(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     assert line.startswith("macnet: ")
     assert "Traceback" not in captured.err
     return line.removeprefix("macnet: ")
+
+
+def about_of(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "run.json").read_bytes())
+    return found

@@ -27,6 +27,7 @@ from macnet.training.objectives import OBJECTIVES, Scored
 from macnet.training.recipes import TEACHINGS, Recipe, Stage, Teaching
 from macnet.training.record import read_record
 from macnet.training.trainer import Plan, Trainer
+from processes import loaded_with
 from tiny_lessons import CALM, assert_equal, dataset, plan, same, trainer
 
 CPU = torch.device("cpu")
@@ -243,3 +244,8 @@ def test_failed_at_any_moment_between_stages(
     teach(monkeypatch, Teaching(stages=(short, second)))
     guided = replace(guided, recipe=replace(guided.recipe, validate=1 / 3))
     assert assert_no_failure_matters(guided, tmp_path) > 20
+
+
+def test_the_gpu_machine_needs_neither_msgspec_nor_an_argument_parser() -> None:
+    loaded = loaded_with("macnet.training.trainer", {"tyro", "msgspec", "torch"})
+    assert loaded == {"torch"}

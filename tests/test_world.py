@@ -1,7 +1,5 @@
 """A world is a function of its seed; its stream stops and goes on without a trace."""
 
-import subprocess
-import sys
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ from macnet.clevr.scene import COGENT
 from macnet.clevr.table import to_scenes
 from macnet.clevr.world import COMPANY, Block, Stream, World, make_questions, make_scenes
 from macnet.errors import InputError
+from processes import loaded_with
 
 WORLD = World(seed=3, width=36, height=24, questions_per_image=3)
 
@@ -162,12 +161,7 @@ def test_a_failure_in_a_worker_is_a_failure_here() -> None:
 
 
 def test_the_gpu_machine_needs_no_argument_parser() -> None:
-    check = (
-        "import sys, macnet.clevr.world;"
-        "print(*{'tyro', 'msgspec', 'PIL', 'matplotlib'} & sys.modules.keys())"
-    )
-    run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == ""
+    assert not loaded_with("macnet.clevr.world", {"tyro", "msgspec", "PIL", "matplotlib"})
 
 
 @pytest.mark.parametrize("step", ["render", "all_visible"])
