@@ -177,6 +177,11 @@ class PixelTrunk(nn.Module):
         self.trunk = FeatureTrunk(config, PixelMaps.WIDTHS[-1])
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
+    @staticmethod
+    def grid(height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of the places in K, for pictures of that size."""
+        return -(-height // PixelMaps.SHRINKS), -(-width // PixelMaps.SHRINKS)
+
     def forward(self, pictures: Tensor) -> Knowledge:
         knowledge: Knowledge = self.trunk(self.features(pictures))
         return knowledge
