@@ -1,0 +1,146 @@
+"""A trained network to talk to.
+
+    model = open_model()  # which is `macnet.load`
+    model.ask("scene.png", "What color is the cube?").answer
+    model.explain("scene.png", "What color is the cube?").looks
+
+A word that the network has never read is named in the reply. If it looks like a slip of the pen for
+one that it has read, it is read as that one; else it is read as the one word that stands for all
+that are unknown.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from macnet.data.vocab import END, MAX_WORDS, SPECIALS, START, TOKENISINGS, UNK, Vocabulary
+from macnet.errors import InputError
+from macnet.explain.picture import Picture, open_picture, squeeze
+from macnet.explain.reply import Explanation, Look, Reply, Unknown
+from macnet.explain.spelling import likely_meant
+from macnet.models.mac import MACNetwork, Step
+from macnet.models.registry import look_and_read
+from macnet.training.checkpoint import Trained, open_trained
+
+SHIPPED = Path(__file__).parents[1] / "weights" / "mac.safetensors"
+
+
+def open_model(run: str | PathLike[str] | None = None, device: torch.device | str = "cpu") -> Model:
+    """The network that comes with the package; or that of a run, by its folder or a file of it."""
+    if run is None and not SHIPPED.exists():
+        raise InputError(
+            f"{SHIPPED}: the trained network is not there; install macnet again, or name a run of "
+            "your own"
+        )
+    return Model(open_trained(SHIPPED if run is None else Path(run)), device)
+
+
+class Model:
+    """A network that learned from pictures, and the words it knows."""
+
+    def __init__(self, trained: Trained, device: torch.device | str = "cpu") -> None:
+        if trained.system.answer is not look_and_read:
+            raise InputError(
+                f"{trained.path}: it is of the system {trained.system.name}, which neither looks "
+                "nor reads; ask another"
+            )
+        if not trained.fit.pixels:
+            raise InputError(
+                f"{trained.path}: it learned from features, and cannot see pictures; ask one that "
+                "learned from pixels"
+            )
+        self.trained = trained
+        self.device = torch.device(device)
+        self.network = trained.network().to(self.device)
+
+    def ask(self, image: Picture, question: str) -> Reply:
+        """What the network answers; a picture is a path, an image of Pillow's, or an array."""
+        asked = understand(question, self.trained.vocabulary)
+        with torch.inference_mode():
+            logits = self.network(self._seen(open_picture(image)), self._read(asked))
+        return self._reply(asked, logits)
+
+    def explain(self, image: Picture, question: str) -> Explanation:
+        """The same answer, and what the network attended to on the way to it."""
+        network = self.network
+        if not isinstance(network, MACNetwork):
+            raise InputError(
+                f"{self.trained.path}: it is of the system {self.trained.system.name}, which "
+                "attends to nothing; only a MAC can be watched while it thinks"
+            )
+        asked, picture = understand(question, self.trained.vocabulary), open_picture(image)
+        with torch.inference_mode():
+            logits, steps = network.trace(self._seen(picture), self._read(asked))
+        trunk: Any = network.image
+        grid = trunk.grid(self.trained.fit.height, self.trained.fit.width)
+        return Explanation(
+            reply=self._reply(asked, logits),
+            words=asked.words,
+            picture=np.asarray(picture),
+            looks=tuple(_look(step, grid) for step in steps),
+        )
+
+    def _seen(self, picture: Image.Image) -> Tensor:
+        pixels = squeeze(picture, self.trained.fit.width, self.trained.fit.height)
+        return torch.tensor(pixels[None], device=self.device)
+
+    def _read(self, asked: Asked) -> Tensor:
+        ids = self.trained.vocabulary.ids
+        return torch.tensor([[ids.get(word, UNK) for word in asked.words]], device=self.device)
+
+    def _reply(self, asked: Asked, logits: Tensor) -> Reply:
+        shares = zip(
+            self.trained.vocabulary.answers, logits[0].double().softmax(-1).tolist(), strict=True
+        )
+        ranked = dict(sorted(shares, key=lambda found: -found[1]))
+        return Reply(asked.question, ranked, asked.unknown)
+
+
+def _look(step: Step, grid: tuple[int, int]) -> Look:
+    """Of the only question that was asked."""
+
+    def first(attention: Tensor | None) -> np.ndarray | None:
+        return None if attention is None else attention[0].cpu().numpy()
+
+    return Look(
+        words=first(step.words),
+        places=step.knowledge[0].view(grid).cpu().numpy(),
+        recalled=first(step.self_attention),
+        # The reference has a gate to each number of the memory.
+        kept=None if step.gate is None else step.gate[0].mean().item(),
+    )
+
+
+# --- questions -------------------------------------------------------------------------------
+
+
+class Asked(NamedTuple):
+    """A question as it was understood."""
+
+    question: str
+    words: tuple[str, ...]
+    """As they are read: those that were likely meant instead of those that were typed."""
+    unknown: tuple[Unknown, ...]
+
+
+def understand(question: str, vocabulary: Vocabulary) -> Asked:
+    typed = TOKENISINGS[vocabulary.tokenising](question)
+    if not set(typed) - {"", SPECIALS[START], SPECIALS[END]}:
+        raise InputError('the question is empty; ask something such as "What color is the cube?"')
+    if len(typed) > MAX_WORDS:
+        raise InputError(f"the question has {len(typed):,} words; {MAX_WORDS} is the most")
+    known = vocabulary.words[len(SPECIALS) :]
+    unknown = tuple(
+        Unknown(word, likely_meant(word, known))
+        for word in dict.fromkeys(typed)
+        if word not in vocabulary.ids
+    )
+    meant = {lacking.word: lacking.meant or lacking.word for lacking in unknown}
+    return Asked(question, tuple(meant.get(word, word) for word in typed), unknown)
