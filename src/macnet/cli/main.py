@@ -15,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 
 import tyro
 
+from macnet.cli.ask import ask
 from macnet.cli.datasets import extract, pack
 from macnet.cli.evaluate import evaluate
 from macnet.cli.overrides import Flags
@@ -31,6 +32,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "pack": pack,
     "train": train,
     "evaluate": evaluate,
+    "ask": ask,
 }
 
 

@@ -36,8 +36,8 @@ def open_model(run: str | PathLike[str] | None = None, device: torch.device | st
     """The network that comes with the package; or that of a run, by its folder or a file of it."""
     if run is None and not SHIPPED.exists():
         raise InputError(
-            f"{SHIPPED}: the trained network is not there; install macnet again, or name a run of "
-            "your own"
+            f"{SHIPPED}: the network that comes with macnet is missing; install macnet again, or "
+            "name a run of your own (--model RUN)"
         )
     return Model(open_trained(SHIPPED if run is None else Path(run)), device)
 

@@ -95,7 +95,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def _in_16_bits(array: np.ndarray) -> np.ndarray:
     """Some files of 16 bits come in 32."""
-    fits = array.dtype == np.int32 and 0 <= array.min() and array.max() <= LARGEST["uint16"]
+    fits = array.dtype == np.int32 and array.min() >= 0 and array.max() <= LARGEST["uint16"]
     return array.astype(np.uint16) if fits else array
 
 

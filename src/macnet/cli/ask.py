@@ -1,0 +1,145 @@
+"""The command that asks."""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import os
+import random
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from reprlib import repr as shown  # which no word can make longer than a line
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from macnet.cli.options import (
+    PLAIN,
+    Device,
+    File,
+    Number,
+    Somewhere,
+    choose_device,
+    refuse_below_one,
+    refuse_given,
+)
+from macnet.errors import InputError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from macnet.explain.reply import Reply, Unknown
+
+SIZE = 480, 320  # of a fresh scene, as CLEVR has it
+SEEDS = 1_000_000  # to choose from; more would be long to type again
+BAR = 40  # signs, for an answer that is certain
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """Without IMAGE, a scene is drawn to ask about."""
+
+    seed: Number = None
+    """Of the scene: the same draws the same. If not given, any."""
+    save: File = None
+    """The file to draw it into, a PNG; scene-SEED.png if not given."""
+
+
+def ask(
+    image: Annotated[str | None, tyro.conf.arg(metavar="[IMAGE]", help_behavior_hint="")] = None,
+    question: Annotated[
+        str | None, tyro.conf.arg(metavar="QUESTION", help_behavior_hint="")
+    ] = None,
+    /,
+    *,
+    fresh: Annotated[Fresh, *PLAIN],
+    model: Somewhere = None,
+    top: int = 5,
+    device: Device = "cpu",
+) -> None:
+    """Ask a trained network about a picture.
+
+    The answer stands alone on the first line; below, how likely the network finds which answers.
+    Words it has never read are named, and read as those that were likely meant, if there are any.
+
+    Args:
+        image: A picture of any kind and size; if not given, a scene is drawn.
+        question: What to ask about it, in quotes.
+        model: Folder of a run, or its best.safetensors; the network that is shipped if not given.
+        top: How many answers to show.
+        device: Where the network runs; a GPU takes longer to wake up than a CPU to answer.
+    """
+    image, question = _told_apart(image, question)
+    refuse_below_one("--top", top)
+    if image is not None:
+        refuse_given(fresh, f"{image} is what to ask about")
+    if fresh.save is not None and fresh.save.suffix.lower() != ".png":
+        raise InputError(f"--save is {fresh.save}; its name must end in .png")
+    # Before it ends, Python would go through all of torch for garbage, a third of a second long.
+    atexit.register(gc.freeze)
+
+    from macnet.explain.model import open_model
+
+    network = open_model(model, choose_device(device))
+    if image is not None:
+        reply = network.ask(image, question)
+    else:
+        seed = random.randrange(SEEDS) if fresh.seed is None else fresh.seed
+        scene = _draw(seed)
+        reply = network.ask(scene, question)
+        _save(fresh.save or Path(f"scene-{seed}.png"), scene, seed)
+    for note in _notes(reply.unknown):
+        print(note, file=sys.stderr)
+    print(reply.answer, *_bars(reply, top), sep="\n")
+
+
+def _told_apart(first: str | None, second: str | None) -> tuple[str | None, str]:
+    """The image, if there is one, and the question: what stands alone is a question."""
+    if first is None:
+        raise InputError('there is no question; ask one, such as "What color is the cube?"')
+    if second is not None:
+        return first, second
+    if os.path.isfile(first):  # noqa: PTH113  a question may be too long for Path.is_file
+        raise InputError(f"{first}: this is a file; put a question about it, in quotes, after it")
+    return None, first
+
+
+def _draw(seed: int) -> np.ndarray:
+    """(H, W, 3) uint8: the first scene of a world's validation split."""
+    from macnet.clevr.render import render
+    from macnet.clevr.world import World, make_scenes
+
+    # Never on a GPU, which draws a few pixels otherwise: a seed is to mean one picture.
+    scenes = make_scenes(World(seed, width=SIZE[0], height=SIZE[1]), "val", [0], "cpu")
+    return render(scenes, *SIZE, "fast", "cpu").images[0].numpy()
+
+
+def _save(path: Path, scene: np.ndarray, seed: int) -> None:
+    from macnet.clevr.pictures import save_picture
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_picture(path, scene)
+    print(f"{path}: a fresh scene; --seed {seed} draws it again", file=sys.stderr)
+
+
+def _notes(unknown: Sequence[Unknown]) -> list[str]:
+    meant = [f"{shown(a.word)} → {a.meant!r}" for a in unknown if a.meant is not None]
+    strange = [shown(a.word) for a in unknown if a.meant is None]
+    notes = []
+    if meant:
+        notes.append(f"read as the words that were likely meant: {', '.join(meant)}")
+    if strange:
+        notes.append(f"the network has never read {', '.join(strange)}")
+    return notes
+
+
+def _bars(reply: Reply, top: int) -> list[str]:
+    likeliest = list(reply.probabilities.items())[:top]
+    width = max(len(answer) for answer, _ in likeliest)
+    sign = "█" if (sys.stdout.encoding or "").lower().startswith("utf") else "#"
+    return [
+        f"  {answer:{width}} {share:6.1%} {sign * round(BAR * share)}".rstrip()
+        for answer, share in likeliest
+    ]
