@@ -1,0 +1,172 @@
+"""A figure holds every step, whatever the picture and the question; a film too."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from explained import explanation
+from macnet.explain.figure import (
+    FRAME,
+    GAP,
+    INK,
+    MARGIN,
+    PANEL,
+    draw_figure,
+    draw_frames,
+    note,
+    warmth,
+    write_gif,
+    write_png,
+)
+from macnet.explain.overlay import shade
+from macnet.explain.reply import Unknown
+
+
+def columns(image: Image.Image) -> float:
+    return (image.width - 2 * MARGIN + GAP) / (PANEL + GAP)
+
+
+def holds(image: Image.Image, part: np.ndarray) -> bool:
+    """Whether the part is anywhere in it: first its upper left corner, then all of it."""
+    pixels, (height, width) = np.asarray(image), part.shape[:2]
+    corners = (pixels[:, :, :] == part[0, 0]).all(-1)
+    return any(
+        np.array_equal(pixels[y : y + height, x : x + width], part)
+        for y, x in zip(*corners.nonzero(), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("steps", "across", "down"), [(1, 4, 1), (2, 4, 1), (3, 5, 1), (4, 4, 2), (8, 5, 2), (12, 5, 3)]
+)
+def test_every_step_has_a_panel(steps: int, across: int, down: int) -> None:
+    told = explanation(steps=steps, picture=(PANEL, 100))  # which is shown as it is
+    figure = draw_figure(told)
+    assert columns(figure) == across
+    assert down * 200 < figure.height < down * 320 + 120
+    assert holds(figure, told.picture)
+    for look in told.looks:
+        assert holds(figure, shade(told.picture, look.places))
+
+
+def test_a_film_has_a_frame_for_each_step_and_two(tmp_path: Path) -> None:
+    told = explanation(steps=5, picture=(FRAME, 200))
+    drawn = draw_frames(told)
+    assert len({frame.size for frame in drawn}) == 1
+    lit = [told.picture, *(shade(told.picture, look.places) for look in told.looks), told.picture]
+    assert all(holds(frame, part) for frame, part in zip(drawn, lit, strict=True))
+    write_gif(told, tmp_path / "film.gif")
+    with Image.open(tmp_path / "film.gif") as film:
+        assert (film.format, film.n_frames, film.size) == ("GIF", 7, drawn[0].size)
+        assert film.info["loop"] == 0
+        stays = []
+        for number, frame in enumerate(drawn):
+            film.seek(number)
+            stays.append(film.info["duration"])
+            apart = np.asarray(film.convert("RGB")).astype(int) - np.asarray(frame)
+            assert np.abs(apart).mean() < 12  # even of noise, 256 colours tell the most
+    assert stays == [2000, 1000, 1000, 1000, 1000, 1000, 4000]
+
+
+def test_the_same_thought_is_the_same_file(tmp_path: Path) -> None:
+    for write, name in ((write_png, "a.png"), (write_gif, "a.gif")):
+        contents = set()
+        for _ in range(2):
+            write(explanation(steps=1, picture=(60, 20)), tmp_path / name)
+            contents.add((tmp_path / name).read_bytes())
+        assert len(contents) == 1
+
+
+@pytest.mark.parametrize(
+    "size", [(1, 1), (1, 900), (900, 1), (64, 64), (300, 3000), (4000, 3000)], ids=str
+)
+def test_pictures_of_any_shape(size: tuple[int, int]) -> None:
+    told = explanation(steps=2, picture=size)
+    figure = draw_figure(told)
+    assert columns(figure) == 4
+    assert figure.height < 1000
+    assert all(frame.width == FRAME + 2 * MARGIN for frame in draw_frames(told))
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Why?",
+        " ".join(["behind"] * 46),
+        " ".join(["something"] * 255),
+        "x" * 1000,
+        "这个立方体是什么颜色的? Какого цвета куб? 🟥🟦 مكعب",
+        "<script>alert('&')</script> \0 \x1b[31m",
+        "\udcff a letter of no script",
+    ],
+    ids=["short", "46 words", "255 words", "one long word", "scripts", "code", "no text"],
+)
+def test_questions_of_any_length_and_script(question: str) -> None:
+    told = explanation(steps=2, question=question)
+    figure = draw_figure(told)
+    assert columns(figure) == 4
+    assert figure.height < 2200
+    margins = np.asarray(figure).copy()
+    margins[MARGIN:-MARGIN, MARGIN:-MARGIN] = 255
+    assert (margins == 255).all()  # nothing stands over the edge
+    assert len(draw_frames(told)) == 4
+
+
+def test_what_a_network_lacks_is_left_out() -> None:
+    whole = draw_figure(explanation(steps=8))
+    without = ({"words": False}, {"first": None}, {"words": False, "first": None, "gate": False})
+    heights = [draw_figure(explanation(steps=8, **lacks)).height for lacks in without]
+    assert heights[2] < min(heights[:2])
+    assert max(heights) < whole.height
+    assert draw_figure(explanation(steps=8, first=0)).size == whole.size  # recalls the beginning
+
+
+def test_unknown_words_are_told() -> None:
+    assert note(Unknown("shpere", "sphere")) == "It read “shpere” as “sphere”."
+    assert note(Unknown("wug", None)) == "It does not know the word “wug”."
+    plain = draw_figure(explanation(steps=2, picture=(40, 4)))
+    told = draw_figure(
+        explanation(steps=2, picture=(40, 4), unknown=(Unknown("shpere", "sphere"),) * 9)
+    )
+    assert told.height > plain.height
+
+
+@given(a=st.floats(0, 1), b=st.floats(0, 1))
+def test_a_word_is_the_warmer_the_more_it_is_attended(a: float, b: float) -> None:
+    low, high = warmth(min(a, b)), warmth(max(a, b))
+    assert all(x >= y for x, y in zip(low, high, strict=True))  # of white, less and less
+    assert contrast(high, INK) > 7  # and always to be read
+
+
+def contrast(a: tuple[int, ...], b: tuple[int, ...]) -> float:
+    """As the guidelines for accessible pages count it."""
+
+    def luminance(colour: tuple[int, ...]) -> float:
+        c = np.array(colour) / 255
+        linear = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    low, high = sorted((luminance(a), luminance(b)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("write", [write_png, write_gif])
+def test_a_full_disk_leaves_nothing(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Image.Image, file: Any, *_: Any, **__: Any) -> None:
+        file.write(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Image.Image, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(explanation(steps=1, picture=(60, 20)), tmp_path / "figure")
+    assert list(tmp_path.iterdir()) == []
