@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
+from macnet.cli import evaluate as command
 from macnet.cli import main
+from macnet.configuration import changed
+from macnet.data.stream import language
+from macnet.data.vocab import Vocabulary
+from macnet.explain import model
+from macnet.models.registry import PRESETS, Fit
 from macnet.training import trainer
 from macnet.training.checkpoint import BEST, open_trained, read_checkpoint, write_checkpoint
 from small_data import COUNTS, sentence, trains, write_data, write_humans
@@ -191,3 +198,102 @@ def test_a_damaged_checkpoint_and_one_that_does_not_tell(
         write_checkpoint(here / "strange.safetensors", {**about, "data": strange}, weights)
         said = sentence(capsys, "evaluate", "strange.safetensors")
         assert said == "the run does not say where what it was validated on is; give DATA"
+
+
+# --- what it attends to ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def looking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of small networks that know the words of the world, and have learned nothing."""
+    root = tmp_path_factory.mktemp("looking")
+    words = Vocabulary.build(language())
+    for name, preset in (("mac", PRESETS["paper"]), ("cnn", PRESETS["cnn-lstm"])):
+        small = {"d": 8, "p": 3, "embedding": 6, "gate": True, "self_attention": True}
+        config = changed(preset.config, small if name == "mac" else {})
+        fit = Fit(len(words), len(words.answers), True, 3, 24, 32)
+        about = {
+            "preset": "paper" if name == "mac" else "cnn-lstm",
+            "model": asdict(config),
+            "fit": fit._asdict(),
+            "vocabulary": words.to_record(),
+            "data": {"val": {}},
+        }
+        weights = preset.system.build(config, fit).state_dict()
+        write_checkpoint(root / f"{name}.safetensors", about, weights)
+    return root
+
+
+def test_attention(
+    looking: Path,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command, "choose_share_of_workers", lambda _: 0)
+    given = ("--attention", "--world-images", "20", "--world-seed", "3", "--device", "cpu")
+    assert main(["evaluate", str(looking / "mac.safetensors"), *given, "--json", "new/n.json"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "new/n.json: all of the numbers"
+    assert said[1].startswith(
+        "What MAC attends to on val of the generated world 3: 200 questions about 20 images, "
+    )
+    assert any(line.startswith(" referents ") for line in said)
+    numbers = json.loads((here / "new/n.json").read_bytes())
+    assert numbers["run"] == str(looking / "mac.safetensors")
+    assert (numbers["data"]["world"]["seed"], numbers["data"]["world"]["width"]) == (3, 32)
+    found = numbers["attention"]
+    assert (found["images"], found["answers"]["count"]) == (20, 200)
+    visited = found["objects"]["visited"]
+    # Neither has learned anything, and each points at some objects and not at others.
+    for source in ("network", "another question", "random weights"):
+        assert 0 < visited["pointed_at"][source]["right"] < visited["pointed_at"][source]["count"]
+        assert len(found["steps"][source]) == 3
+        assert all(abs(sum(aim.values()) - 1) < 1e-9 for aim in found["steps"][source])
+    by_kind = [kind["pointed_at"]["network"]["count"] for kind in found["kinds"].values()]
+    assert sum(by_kind) == visited["pointed_at"]["network"]["count"]
+
+
+def test_the_network_that_comes_with_macnet(
+    looking: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "SHIPPED", looking / "cnn.safetensors")
+    assert sentence(capsys, "evaluate", "--attention") == (
+        f"{looking}/cnn.safetensors: it is of the system cnn-lstm, which attends to nothing; only "
+        "a MAC can be watched"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            "{}/run {}/data",
+            "{}/data: it does not tell where its objects are; give --attention without DATA, for "
+            "it is measured in the generated world",
+        ),
+        (
+            "{}/features",
+            "{}/features/best.safetensors: it learned from features, and cannot see pictures; only "
+            "one that learned from pictures can be watched",
+        ),
+        ("{}/run", "--size is 16x16; it must be at least 24x16"),
+        ("{}/run --predictions p", "--predictions is given, but --attention has no use for it"),
+        ("{}/run --precision float32", "--precision is given, but --attention has no use for it"),
+        ("{}/run --images x", "--images is given, but --attention is measured in the generated wo"),
+        ("{}/nothing", "{}/nothing: there is no such file"),
+    ],
+)
+def test_what_attention_cannot_be_measured_on(
+    arguments: str, expected: str, small: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = arguments.replace("{}", str(small)).split()
+    said = sentence(capsys, "evaluate", *given, "--attention", "--json", "n.json")
+    assert said.startswith(expected.replace("{}", str(small)))
+    assert list(here.iterdir()) == []
+
+
+def test_no_images_to_watch(looking: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = (looking / "mac.safetensors", "--attention", "--world-images", "0")
+    said = sentence(capsys, "evaluate", *given)
+    assert said == "0 images of 'val' are asked for; one is the least"

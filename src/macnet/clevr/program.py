@@ -108,13 +108,18 @@ VALUES_OF: Mapping[str, list[tuple[str, ...]]] = {
 """Of every function, all that its `value_inputs` may be."""
 
 
+def outcomes(program: Iterable[Mapping[str, Any]], facts: Facts) -> list[Outcome]:
+    """What each step of a program comes to."""
+    found: list[Outcome] = []
+    for node in program:
+        inputs = [found[i] for i in node["inputs"]]
+        found.append(OPERATIONS[node["function"]](facts, *inputs, *node["value_inputs"]))
+    return found
+
+
 def execute(program: Iterable[Mapping[str, Any]], facts: Facts) -> str:
     """The answer, in the released words: "yes", "no", "0" … "10", or an attribute's value."""
-    outcomes: list[Outcome] = []
-    for node in program:
-        inputs = [outcomes[i] for i in node["inputs"]]
-        outcomes.append(OPERATIONS[node["function"]](facts, *inputs, *node["value_inputs"]))
-    return spoken(outcomes[-1])
+    return spoken(outcomes(program, facts)[-1])
 
 
 def spoken(outcome: Outcome) -> str:

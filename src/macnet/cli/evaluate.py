@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from macnet.data.dataset import Dataset
     from macnet.training.checkpoint import Trained
 
+WATCHED_IMAGES = 500  # which a CPU watches in a minute or two, for intervals of about a percent
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -41,17 +43,20 @@ class Asked:
     skip_missing: bool = False
     """Leave out questions of DATA about images that are not there."""
     world_images: Number = None
-    """Instead of DATA, so many images of the generated world."""
+    """Instead of DATA, so many images of the generated world; for --attention 500 if not given."""
     world_seed: int = 1
     """Another seed is another world."""
 
 
 def evaluate(
-    run: Annotated[Path, tyro.conf.arg(metavar="RUN")],
+    run: Annotated[Path | None, tyro.conf.arg(metavar="[RUN]", help_behavior_hint="")] = None,
     data: Annotated[Path | None, tyro.conf.arg(metavar="[DATA]", help_behavior_hint="")] = None,
     /,
     *,
     question: Annotated[Asked, *PLAIN],
+    attention: Annotated[
+        bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")
+    ] = False,
     json_file: Annotated[File, tyro.conf.arg(name="json")] = None,
     predictions: File = None,
     precision: Annotated[
@@ -68,8 +73,9 @@ def evaluate(
     answers it takes for which. On CLEVR the paper's numbers stand beside.
 
     Args:
-        run: Folder of a run, or its best.safetensors.
+        run: Folder of a run, or its best.safetensors; what comes with macnet if not given.
         data: A dataset, or a questions file (.h5). If not given, what the run was validated on.
+        attention: Measure instead, in the generated world, if it looks at what it is asked about.
         json_file: A file to write all numbers to.
         predictions: A file to write the answers to, one a line, in the order of the questions.
         precision: Of products; if not given as in training, but on a CPU float32.
@@ -82,10 +88,16 @@ def evaluate(
     from macnet.evaluation.accuracy import measure
     from macnet.evaluation.answering import Answering
     from macnet.evaluation.report import show, write_predictions
+    from macnet.explain.model import SHIPPED
     from macnet.parallel import is_first, together
     from macnet.training.checkpoint import open_trained
 
+    run = run or SHIPPED
     device, workers = choose_device(device), choose_share_of_workers(workers)
+    if attention:
+        _refuse_beside_attention(data, question, predictions=predictions, precision=precision)
+        _watch(run, question, json_file, device, workers)
+        return
     with together(device) as own:
         trained = open_trained(run)
         if precision is None:
@@ -131,6 +143,64 @@ def evaluate(
         print(f"{json_file}: all of the numbers")
     if results is not None:  # last, for who reads only its first lines ends all
         show(results, row=trained.system.row, what=dataset.name)
+
+
+def _refuse_beside_attention(data: Path | None, asked: Asked, **given: object) -> None:
+    if data is not None:
+        raise InputError(
+            f"{data}: it does not tell where its objects are; give --attention without DATA, for "
+            "it is measured in the generated world"
+        )
+    for name, value in given.items():
+        if value is not None:
+            raise InputError(f"--{name} is given, but --attention has no use for it")
+    here = ("split", "world_images", "world_seed")
+    refuse_given(asked, "--attention is measured in the generated world", but=here)
+
+
+def _watch(run: Path, asked: Asked, json_file: Path | None, device: str, workers: int) -> None:
+    """What `evaluate` does for --attention."""
+    from macnet.clevr.world import World
+    from macnet.disk import write_json
+    from macnet.explain.agreement import measure
+    from macnet.explain.findings import show
+    from macnet.explain.pointing import observe, watchable, with_random_weights
+    from macnet.parallel import is_first, together
+    from macnet.training.checkpoint import open_trained
+
+    with together(device) as own:
+        if not is_first():  # it takes so little that it is not shared out
+            return
+    trained = open_trained(run)
+    networks = watchable(trained).to(own), with_random_weights(trained).to(own)
+    world = World(asked.world_seed, width=trained.fit.width, height=trained.fit.height)
+    images = WATCHED_IMAGES if asked.world_images is None else asked.world_images
+    start = time.monotonic()
+    truth, watched = observe(
+        networks,
+        trained.vocabulary,
+        world,
+        images=images,
+        split=asked.split,
+        device=own,
+        workers=workers,
+    )
+    found = measure(truth, *watched)
+    what = f"{asked.split} of the generated world {world.seed}"
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        record = {
+            "run": str(run.resolve()),
+            "preset": trained.about["preset"],
+            "step": trained.about.get("step"),
+            "data": {"questions": what, "world": asdict(world)},
+            "device": device,
+            "seconds": time.monotonic() - start,
+            "attention": found.to_record(),
+        }
+        write_json(json_file, record)
+        print(f"{json_file}: all of the numbers")
+    show(found, row=trained.system.row, what=what)
 
 
 def _opened(trained: Trained, data: Path | None, asked: Asked, means: Means) -> Dataset:

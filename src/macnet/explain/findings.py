@@ -1,0 +1,127 @@
+"""What was found about a network's attention, for people: tables in a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from macnet.evaluation.accuracy import Share
+from macnet.evaluation.report import SHORT
+from macnet.explain.agreement import ANOTHER, OWN, RANDOM, SOURCES, Agreement, Aim, Pointed
+
+WIDE = 1000  # columns, where there is no terminal: nothing is broken or left out there
+
+BESIDE = ("another\nquestion", "random\nweights")
+"""The columns of the sources that the network's own attention is compared with."""
+
+
+def show(found: Agreement, *, row: str, what: str, console: Console | None = None) -> None:
+    """Print where a system, by its name in the paper's table 1, looked while it was asked."""
+    if console is None:
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=WIDE)
+    right = found.right
+    about = f"{right.count:,} questions about {found.images:,} images"
+    title = f"What {row} attends to on {what}: {about}, {_percent(right.value)}% answered rightly"
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    console.print(_pointing(found))
+    console.print(_attention(found.objects))
+    console.print(_by_step(found))
+    for sentence in _order(found):
+        console.print(Text(sentence), soft_wrap=True)
+
+
+def _pointing(found: Agreement) -> Table:
+    columns = "pointed\nat", "95%\ninterval", *BESIDE, "random\nplaces", "random\nobjects"
+    table = _table("Objects that some step points at, %", "", *columns, "objects")
+    *visited, (_, rest) = found.objects.items()
+    for group in (
+        dict(visited),
+        {SHORT[name]: pointed for name, pointed in found.kinds.items()},
+        {f"if {how}": pointed for how, pointed in found.answered.items()},
+        {"not visited": rest},
+    ):
+        for name, pointed in group.items():
+            own = pointed.shares[OWN]
+            if own.count:
+                table.add_row(
+                    name,
+                    _percent(own.value),
+                    _interval(own),
+                    *(_percent(pointed.shares[source].value) for source in (ANOTHER, RANDOM)),
+                    _percent(pointed.at_random_places),
+                    _percent(pointed.at_random_objects),
+                    f"{own.count:,}",
+                )
+        table.add_section()
+    return table
+
+
+def _attention(whose: Mapping[str, Pointed]) -> Table:
+    title = "Attention of the step that gives an object most, %"
+    table = _table(title, "", "attention", *BESIDE, "if even")
+    for name, pointed in whose.items():
+        values = (*(pointed.attention[source] for source in SOURCES), pointed.area)
+        table.add_row(name, *map(_percent, values))
+    return table
+
+
+def _by_step(found: Agreement) -> Table:
+    columns = "visited\nobjects", "other\nobjects", "ground", "reads at\n(0 to 1)"
+    table = _table("Where steps point, %, and where they read", "step", *columns)
+    own = found.steps[OWN]
+    reading = [f"{place:.2f}" for place in found.positions[OWN]] or ["–"] * len(own)
+    for number, (aim, place) in enumerate(zip(own, reading, strict=True), start=1):
+        table.add_row(f"{number:4}", *map(_percent, aim), place)
+    table.add_section()
+    for source, name in zip(SOURCES, ("all", *BESIDE), strict=True):
+        aims = found.steps[source]
+        mean = Aim(*(math.fsum(values) / len(aims) for values in zip(*aims, strict=True)))
+        table.add_row(name.replace("\n", " "), *map(_percent, mean))
+    table.add_row("a random place", *map(_percent, found.at_random))
+    return table
+
+
+def _order(found: Agreement) -> list[str]:
+    own, backwards = found.order[OWN], found.backwards[OWN]
+    sentences = [
+        f"{found.links:,} objects lead a program to another one. Where steps point at both, at one "
+        f"of them first ({own.count:,} times), it is the leading one in {_told(own)}; for another "
+        f"question in {_percent(found.order[ANOTHER].value)}%, with random weights in "
+        f"{_percent(found.order[RANDOM].value)}%, by chance in 50%."
+    ]
+    if backwards.count:
+        sentences.append(
+            f"Of {backwards.count:,} questions, {_told(backwards)} are read from the end "
+            f"backwards, all in all; with random weights "
+            f"{_percent(found.backwards[RANDOM].value)}%."
+        )
+    return sentences
+
+
+def _table(title: str, first: str, *numbers: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
+    table.collapse_padding, table.pad_edge = True, False  # to fit into 80 columns
+    table.add_column(first)
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _told(share: Share) -> str:
+    return f"{_percent(share.value)}% ({_interval(share)})"
+
+
+def _interval(share: Share) -> str:
+    low, high = share.interval
+    return f"{100 * low:.1f} – {100 * high:.1f}"
+
+
+def _percent(value: float) -> str:
+    return "–" if math.isnan(value) else f"{100 * value:.1f}"

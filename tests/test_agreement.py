@@ -1,0 +1,258 @@
+"""Whether attention agrees with programs: by made-up attention whose agreement is known."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from macnet.clevr.scene import MAX_OBJECTS
+from macnet.evaluation.accuracy import COLUMNS
+from macnet.explain.agreement import ANOTHER, OWN, RANDOM, Agreement, Aim, measure, some_hit
+from macnet.explain.findings import show
+from macnet.explain.pointing import Truth, Watched
+
+# --- chance ----------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.data())
+@settings(deadline=None)
+def test_the_chance_of_some_hit_is_counted(places: int, looks: int, data: st.DataObject) -> None:
+    on = data.draw(st.sets(st.integers(0, places - 1)))
+    ways = list(itertools.product(range(places), repeat=looks))
+    counted = sum(bool(on & set(way)) for way in ways) / len(ways)
+    assert math.isclose(some_hit(np.array([len(on) / places]), looks)[0], counted, abs_tol=1e-12)
+
+
+# --- made-up attention -----------------------------------------------------------------------
+
+STEPS, PLACES = 6, 30
+
+
+def made_up(pictures: int = 40, each: int = 5, seed: int = 0) -> Truth:
+    """Scenes of five objects, on places of their own; each question visits one of them or more.
+
+    Three referents in a row, or two members, or one of each.
+    """
+    rng = np.random.default_rng(seed)
+    shows = np.zeros((pictures, MAX_OBJECTS, PLACES), bool)
+    for picture in shows:
+        for thing, own in enumerate(rng.permutation(PLACES)[:20].reshape(5, 4)):
+            picture[thing, own[: 1 + thing % 4]] = True
+    questions = pictures * each
+    referents = np.zeros((questions, MAX_OBJECTS), bool)
+    members, links = referents.copy(), []
+    for q in range(questions):
+        chain = rng.permutation(5)
+        referents[q, chain[: (3, 0, 1)[q % 3]]] = True
+        members[q, chain[3 : (3, 5, 4)[q % 3]]] = True
+        if q % 3 == 0:
+            links += [(q, chain[0], chain[1]), (q, chain[1], chain[2])]
+    return Truth(
+        pictures=np.repeat(np.arange(pictures), each),
+        shows=shows,
+        there=np.arange(MAX_OBJECTS) < np.full((pictures, 1), 5),
+        referents=referents,
+        members=members,
+        links=np.array(links),
+        kinds=np.array([COLUMNS[q % 2] for q in range(questions)]),
+        answers=np.arange(questions) % 7,
+    )
+
+
+def watched(truth: Truth, peaks: np.ndarray, positions: np.ndarray | None = None) -> Watched:
+    """Whoever attends to nothing but the peak of each step."""
+    on = truth.shows[truth.pictures[:, None], :, peaks].astype(float)
+    if positions is None:
+        positions = np.zeros(peaks.shape)
+    return Watched(peaks, on, positions, truth.answers)
+
+
+def at_random(truth: Truth, seed: int = 1, places: int = PLACES) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, places, (len(truth.pictures), STEPS))
+
+
+def pointing_in_order(truth: Truth, *, reverse: bool = False) -> np.ndarray:
+    """At each visited object in turn, then at the last one on and on."""
+    peaks = np.zeros((len(truth.pictures), STEPS), int)
+    for q, picture in enumerate(truth.pictures):
+        links = truth.links[truth.links[:, 0] == q]
+        things = [links[0, 1], *links[:, 2]] if len(links) else []
+        rest = np.flatnonzero((truth.referents | truth.members)[q])
+        things += [thing for thing in rest if thing not in things]
+        order = things[::-1] if reverse else things
+        order += [order[-1]] * (STEPS - len(order))
+        peaks[q] = [truth.shows[picture, thing].argmax() for thing in order]
+    return peaks
+
+
+def agreement(truth: Truth, peaks: np.ndarray, seed: int = 2) -> Agreement:
+    return measure(truth, watched(truth, peaks), watched(truth, at_random(truth, seed)))
+
+
+def test_one_who_points_at_all_that_is_visited_and_at_nothing_else() -> None:
+    truth = made_up()
+    found = agreement(truth, pointing_in_order(truth))
+    visited = truth.referents | truth.members
+    for name, count in (
+        ("referents", truth.referents.sum()),
+        ("members", truth.members.sum()),
+        ("visited", visited.sum()),
+    ):
+        share = found.objects[name].shares[OWN]
+        assert (share.right, share.count) == (count, count)
+        assert found.objects[name].attention[OWN] == 1
+    share = found.objects["not visited"].shares[OWN]
+    assert (share.right, share.count) == (0, 5 * len(visited) - visited.sum())
+    assert found.steps[OWN] == [Aim(1, 0, 0)] * STEPS
+    assert found.links == len(truth.links) == found.order[OWN].count == found.order[OWN].right
+    assert found.answered["wrong"].shares[OWN].count == 0
+    assert found.right.value == 1
+    assert [found.kinds[name].shares[OWN].count > 0 for name in COLUMNS] == [True] * 2 + [False] * 3
+    again = agreement(truth, pointing_in_order(truth, reverse=True))
+    assert (again.order[OWN].right, again.order[OWN].count) == (0, found.links)
+
+
+def test_one_who_looks_at_random() -> None:
+    truth = made_up(400)
+    found = agreement(truth, at_random(truth))
+    for name, pointed in (*found.objects.items(), ("Count", found.kinds["Count"])):
+        areas = truth.shows.mean(2)[truth.pictures]
+        which = {
+            "referents": truth.referents,
+            "members": truth.members,
+            "visited": truth.referents | truth.members,
+            "not visited": truth.there[truth.pictures] & ~(truth.referents | truth.members),
+            "Count": (truth.referents | truth.members) & (truth.kinds == "Count")[:, None],
+        }[name]
+        chance = np.mean([1 - (1 - area) ** STEPS for area in areas[which]])
+        assert math.isclose(pointed.at_random_places, chance)
+        assert math.isclose(pointed.area, areas[which].mean())
+        assert math.isclose(pointed.at_random_objects, 1 - 0.8**STEPS)
+        for source in (OWN, ANOTHER, RANDOM):
+            share = pointed.shares[source]
+            assert abs(share.value - chance) < 5 * math.sqrt(0.25 / share.count)
+    for source in (OWN, ANOTHER, RANDOM):
+        order = found.order[source]
+        assert order.count > 100
+        assert abs(order.value - 0.5) < 5 * math.sqrt(0.25 / order.count)
+        for aim in found.steps[source]:
+            assert np.allclose(aim, found.at_random, atol=5 * math.sqrt(0.25 / 2000))
+    assert math.isclose(sum(found.at_random), 1)
+
+
+def test_one_who_looks_at_random_objects() -> None:
+    truth = made_up(400)
+    things = at_random(truth, places=5)
+    peaks = truth.shows[truth.pictures[:, None], things].argmax(2)
+    pointed = agreement(truth, peaks).objects["visited"]
+    share = pointed.shares[OWN]
+    assert abs(share.value - pointed.at_random_objects) < 5 * math.sqrt(0.25 / share.count)
+
+
+def test_one_who_always_looks_at_the_same_of_a_picture_is_found_out() -> None:
+    truth = made_up()
+    peaks = at_random(truth)[truth.pictures]  # whatever is asked
+    found = agreement(truth, peaks)
+    assert found.objects["visited"].shares[OWN] == found.objects["visited"].shares[ANOTHER]
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+def test_another_question_is_about_the_same_picture(counts: list[int]) -> None:
+    pictures = np.repeat(np.arange(len(counts)), counts)
+    others = replace(made_up(2, 1), pictures=pictures).others
+    assert (pictures[others] == pictures).all()
+    assert sorted(others) == list(range(len(pictures)))
+    assert all((others[q] == q) == (counts[pictures[q]] == 1) for q in range(len(pictures)))
+
+
+def test_an_only_question_has_no_other() -> None:
+    truth = made_up(6, 1)
+    found = agreement(truth, pointing_in_order(truth))
+    assert found.objects["visited"].shares[ANOTHER].count == 0
+    assert json.loads(json.dumps(found.to_record(), allow_nan=False))["objects"]["visited"][
+        "attention"
+    ] == {OWN: 1.0, ANOTHER: None, RANDOM: found.objects["visited"].attention[RANDOM]}
+
+
+def test_a_step_that_begins_to_point_at_both_tells_no_order() -> None:
+    truth = made_up(3, 1)
+    first = truth.links[0, 0]
+    shows = truth.shows.copy()
+    shows[truth.pictures[first], :, 0] = True  # a place that shows all objects
+    truth = replace(truth, shows=shows)
+    peaks = np.zeros((3, STEPS), int)
+    assert agreement(truth, peaks).order[OWN].count == 0
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=1, max_size=5).map(
+        lambda rows: np.array(rows) / 3
+    )
+)
+@settings(deadline=None)
+def test_backwards_is_more_falls_than_rises(positions: np.ndarray) -> None:
+    truth = made_up(len(positions), 1)
+    own = watched(truth, at_random(truth)[:, :4], positions)
+    found = measure(truth, own, own)
+    backwards = 0
+    for row in positions:
+        pairs = list(itertools.combinations(row, 2))
+        backwards += sum(b < a for a, b in pairs) > sum(b > a for a, b in pairs)
+    assert (found.backwards[OWN].right, found.backwards[OWN].count) == (backwards, len(positions))
+    assert np.allclose(found.positions[OWN], positions.mean(0))
+
+
+# --- for people ------------------------------------------------------------------------------
+
+
+def shown(found: Agreement, width: int) -> list[str]:
+    file = io.StringIO()
+    console = Console(file=file, width=width, color_system=None)
+    show(found, row="MAC", what="[val]", console=console)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_all_is_shown(width: int) -> None:
+    truth = made_up()
+    lines = shown(agreement(truth, pointing_in_order(truth)), width)
+    assert lines[0] == (
+        "What MAC attends to on [val]: 200 questions about 40 images, 100.0% answered rightly"
+    )
+    visited = str((truth.referents | truth.members).sum())
+    (row, _) = (line.split() for line in lines if line.startswith(" visited "))
+    assert (row[1], row[-1], row[-2]) == ("100.0", visited, f"{100 * (1 - 0.8**STEPS):.1f}")
+    assert "…" not in "".join(lines)
+    assert not any(re.match(" (Query|Numbers|if wrong)", line) for line in lines)
+    steps = [line.split() for line in lines if re.match(r" +\d ", line)]
+    assert steps == [[str(i + 1), "100.0", "0.0", "0.0", "0.00"] for i in range(STEPS)]
+    assert any("it is the leading one in 100.0% (" in line for line in lines)
+
+
+def test_one_that_reads_no_words_is_shown() -> None:
+    truth = made_up()
+    own = watched(truth, at_random(truth), np.full((len(truth.pictures), STEPS), np.nan))
+    lines = shown(measure(truth, own, own), 100)
+    assert [line.split()[-1] for line in lines if re.match(r" +\d ", line)] == ["–"] * STEPS
+    assert not any("backwards" in line for line in lines)
+
+
+def test_a_file_gets_lines_that_nothing_has_broken(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    truth = made_up()
+    found = agreement(truth, at_random(truth))
+    show(found, row="MAC", what="[val]")
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == shown(found, 1000)

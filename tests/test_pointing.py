@@ -1,0 +1,285 @@
+"""What programs visit, where pictures show it, and where networks look."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from typing import Any, Self
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from macnet.clevr.program import Facts, from_prefix
+from macnet.clevr.questions import Asker
+from macnet.clevr.scene import MAX_OBJECTS, Object, Scene, sample_scenes
+from macnet.clevr.world import Block, Stream, World
+from macnet.data.stream import language
+from macnet.data.vocab import Vocabulary
+from macnet.errors import InputError
+from macnet.explain import pointing
+from macnet.explain.agreement import ANOTHER, OWN, RANDOM, measure
+from macnet.explain.pointing import Truth, Watched, nearest_places, observe, shown_at, watch
+from macnet.explain.visits import visits
+from macnet.models.encoders import PixelMaps, PixelTrunk
+from macnet.models.mac import MACNetwork
+from macnet.models.presets import ablation
+
+WORDS = Vocabulary.build(language())
+SMALL: dict[str, Any] = {"d": 8, "p": 3, "embedding": 6, "image": "pixels"}
+
+
+# --- what programs visit ---------------------------------------------------------------------
+
+# From left to right: a red cube, a blue ball, a green cube, a blue cylinder.
+ROW = Scene(
+    tuple(
+        Object("large", color, "metal", shape, x, x, 0.0)
+        for x, (color, shape) in enumerate(
+            [("red", "cube"), ("blue", "sphere"), ("green", "cube"), ("blue", "cylinder")]
+        )
+    ),
+    (7.21, -6.83, 5.12),
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "referents", "members", "links"),
+    [
+        ("count filter_shape[cube] scene", (), (0, 2), ()),
+        ("exist filter_color[purple] scene", (), (), ()),
+        ("query_color unique filter_shape[sphere] scene", (1,), (), ()),
+        ("count relate[left] unique filter_color[green] scene", (2,), (0, 1), ()),
+        (
+            "query_shape unique filter_color[blue] relate[right] unique filter_color[green] scene",
+            (2, 3),
+            (),
+            ((2, 3),),
+        ),
+        (
+            "query_shape unique filter_color[red] relate[left] unique filter_color[green] "
+            "relate[left] unique filter_shape[cylinder] scene",
+            (3, 2, 0),
+            (),
+            ((3, 2), (2, 0)),  # the cylinder leads to the red cube, but not by itself
+        ),
+        (
+            "query_shape unique same_color unique filter_shape[sphere] relate[left] unique "
+            "same_color unique filter_shape[sphere] scene",
+            (1, 3, 1, 3),
+            (),
+            ((1, 3), (3, 1), (1, 3)),
+        ),
+        (
+            "exist intersect relate[right] unique filter_color[red] scene "
+            "relate[left] unique filter_shape[cylinder] scene",
+            (0, 3),
+            (1, 2),
+            (),  # neither leads to the other
+        ),
+        (
+            "less_than count filter_color[blue] scene count relate[right] unique "
+            "filter_shape[sphere] scene",
+            (1,),
+            (1, 2, 3),
+            (),
+        ),
+        (
+            "equal_shape query_shape unique filter_color[red] scene query_shape unique "
+            "filter_color[green] scene",
+            (0, 2),
+            (),
+            (),
+        ),
+    ],
+)
+def test_what_a_program_visits(
+    program: str,
+    referents: tuple[int, ...],
+    members: tuple[int, ...],
+    links: tuple[tuple[int, int], ...],
+) -> None:
+    found = visits(from_prefix(program.split()), Facts(ROW))
+    assert found == (referents, members, links)
+
+
+def test_what_is_visited_has_what_is_answered() -> None:
+    """Every answer can be had from the visited objects alone."""
+    rngs = [random.Random(i) for i in range(40)]
+    asker, linked = Asker(random.Random(3)), 0
+    for scene in sample_scenes(rngs, lambda scenes: [True] * len(scenes)):
+        for question in asker.ask(scene):
+            found = visits(question.program, Facts(scene))
+            last = question.program[-1]["function"]
+            if last == "count":
+                assert question.answer == str(len(found.members))
+            elif last == "exist":
+                assert question.answer == ("yes" if found.members else "no")
+            elif last.startswith("query"):
+                of_last = scene.objects[found.referents[-1]]
+                assert question.answer == getattr(of_last, last.removeprefix("query_"))
+            functions = [node["function"] for node in question.program]
+            assert len(found.referents) == functions.count("unique")
+            assert len(found.links) < max(1, len(found.referents))
+            assert {i for link in found.links for i in link} <= set(found.referents)
+            linked += len(found.links)
+    assert linked > 100
+
+
+# --- places ----------------------------------------------------------------------------------
+
+
+def test_a_place_is_where_its_convolutions_are_centred() -> None:
+    height, width = 40, 24
+    network = PixelMaps().eval()
+    rows, columns = PixelTrunk.grid(height, width)
+    pictures = torch.zeros(height, height, width, 3, dtype=torch.uint8)
+    pictures[range(height), range(height), width // 2] = 255  # one white pixel in each
+    with torch.inference_mode():
+        maps = network(torch.cat([pictures, torch.zeros_like(pictures[:1])]))
+    felt = (maps[:-1] != maps[-1:]).any(1).any(2)  # (height, rows): does the row see the pixel?
+    place = nearest_places(PixelTrunk, height, width).view(height, width)
+    middle = torch.arange(height).float()
+    for row in range(1, rows - 1):
+        seen = middle[felt[:, row]].mean()
+        own = middle[(place // columns)[:, 0] == row].mean()
+        assert seen == 8 * row
+        assert abs(own - seen) <= 0.5
+    # Every pixel is given to a place no farther from it than any other.
+    centres = 8 * torch.arange(columns)
+    for x, column in enumerate((place % columns)[0].tolist()):
+        assert abs(x - centres[column]) == (x - centres).abs().min()
+    assert place.unique().tolist() == list(range(rows * columns))
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_which_places_show_which_objects(data: st.DataObject) -> None:
+    height, width = data.draw(st.tuples(st.integers(1, 40), st.integers(1, 40)))
+    seed = data.draw(st.integers(0, 99))
+    masks = np.random.default_rng(seed).integers(-1, MAX_OBJECTS, (2, height, width))
+    masks[0] = np.where(masks[0] < 7, -1, masks[0])
+    place = nearest_places(PixelTrunk, height, width)
+    shows = shown_at(torch.from_numpy(masks.astype(np.int8)), place).numpy()
+    rows, columns = PixelTrunk.grid(height, width)
+    expected = np.zeros((2, MAX_OBJECTS, rows * columns), bool)
+    for n, y, x in itertools.product(range(2), range(height), range(width)):
+        if masks[n, y, x] >= 0:
+            row, column = min((y + 4) // 8, rows - 1), min((x + 4) // 8, columns - 1)
+            expected[n, masks[n, y, x], row * columns + column] = True
+    assert (shows == expected).all()
+
+
+# --- networks --------------------------------------------------------------------------------
+
+
+def network(row: str = "w/ self-attention and memory gate") -> MACNetwork:
+    torch.manual_seed(0)
+    return MACNetwork(ablation(row, **SMALL), vocabulary=len(WORDS), answers=28).eval()
+
+
+def test_what_is_watched_is_what_the_network_does() -> None:
+    mac, rng = network(), np.random.default_rng(0)
+    images = torch.from_numpy(rng.integers(0, 256, (3, 24, 40, 3), np.uint8))
+    tokens = torch.from_numpy(rng.integers(4, len(WORDS), (6, 9)))
+    tokens[1, 5:] = tokens[4, 2:] = 0
+    masks = torch.from_numpy(rng.integers(-1, 4, (3, 24, 40)).astype(np.int8))
+    masks[2] = 3
+    masks[:, :20, 10:] = -1
+    shows = shown_at(masks, nearest_places(mac.image, 24, 40))
+    found = watch(mac, images, tokens, shows)
+    for b in range(6):
+        words = tokens[b][tokens[b] != 0]
+        with torch.no_grad():
+            logits, steps = mac.trace(images[b // 2, None], words[None])
+        assert found.answers[b] == logits.argmax()
+        for i, step in enumerate(steps):
+            rv = step.knowledge[0]
+            assert found.peaks[b, i] == rv.argmax()
+            for thing in range(MAX_OBJECTS):
+                on = rv[shows[b // 2, thing]].sum().item()
+                assert math.isclose(found.attention[b, i, thing], on, abs_tol=1e-5)
+            assert step.words is not None
+            mean = sum(cv * s for s, cv in enumerate(step.words[0].tolist())) / (len(words) - 1)
+            assert math.isclose(found.positions[b, i], mean, abs_tol=1e-5)
+
+
+class Few:
+    """A stream that is one short block."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter([self.block])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def stream() -> Few:
+    """Nine images; one has fewer questions than the others, one a single question."""
+    with Stream(World(3, width=32, height=24), split="val") as real:
+        number, scenes, images, objects, questions = next(real)
+    few = [asked[: {2: 4, 5: 1}.get(i, 10)] for i, asked in enumerate(questions[:9])]
+    return Few(Block(number, scenes[:9], images[:9], objects[:9], few))
+
+
+def observed(
+    stream: Few, monkeypatch: pytest.MonkeyPatch, few: int, *networks: MACNetwork
+) -> tuple[Truth, list[Watched]]:
+    monkeypatch.setattr(pointing, "Stream", lambda *_, **__: stream)
+    monkeypatch.setattr(pointing, "AT_ONCE_ON_CPU", few)
+    return observe(networks, WORDS, World(3, width=32, height=24), images=9)
+
+
+def test_a_world_is_watched(stream: Few, monkeypatch: pytest.MonkeyPatch) -> None:
+    mac, plain = network(), network("w/o word-attention")
+    truth, (own, wordless) = observed(stream, monkeypatch, 4, mac, plain)
+    block = stream.block
+    assert truth.pictures.tolist() == [i for i, asked in enumerate(block.questions) for _ in asked]
+    questions = [question for asked in block.questions for question in asked]
+    assert [WORDS.answers[i] for i in truth.answers] == [q.answer for q in questions]
+    assert len(questions) == 75 == len(own.peaks)
+    assert truth.there.sum(1).tolist() == block.scenes["count"].tolist()
+    # Whatever there is can be seen, and nothing else.
+    assert (truth.shows.any(2) == truth.there).all()
+    assert ((truth.referents | truth.members) <= truth.there[truth.pictures]).all()
+    for q, question in enumerate(questions):
+        tokens = torch.tensor([WORDS.encode(question.text)])
+        with torch.no_grad():
+            logits, steps = mac.trace(block.images[truth.pictures[q], None], tokens)
+        assert own.peaks[q].tolist() == [step.knowledge.argmax().item() for step in steps]
+        assert own.answers[q] == logits.argmax()
+    found = measure(truth, own, wordless)
+    assert found.images == 9
+    assert (found.right.count, found.backwards[OWN].count) == (75, 75)
+    assert found.backwards[RANDOM].count == 0
+    assert found.positions[RANDOM] == []
+    assert found.objects["visited"].shares[ANOTHER].count == (
+        found.objects["visited"].shares[OWN].count
+        - (truth.referents | truth.members)[truth.pictures == 5].sum()
+    )
+
+
+def test_how_many_at_once_does_not_matter(stream: Few, monkeypatch: pytest.MonkeyPatch) -> None:
+    truth, (own,) = observed(stream, monkeypatch, 2, network())
+    again, (same,) = observed(stream, monkeypatch, 100, network())
+    for name, column in vars(truth).items():
+        assert (column == getattr(again, name)).all(), name
+    assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(own, same, strict=True))
+
+
+def test_nothing_to_watch() -> None:
+    with pytest.raises(InputError, match="0 images of 'val' are asked for; one is the least"):
+        observe([network()], WORDS, World(3, width=32, height=24), images=0)
