@@ -12,7 +12,8 @@ QUESTION = "What color is the cube behind the tiny sphere?"
 def shares(rng: np.random.Generator, *shape: int) -> np.ndarray:
     """Attention that is sharp here and there, and sums to one."""
     drawn = np.exp(rng.normal(0, 2, shape))
-    return (drawn / drawn.sum()).astype(np.float32)
+    attention: np.ndarray = (drawn / drawn.sum()).astype(np.float32)
+    return attention
 
 
 def explanation(

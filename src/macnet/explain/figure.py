@@ -51,7 +51,7 @@ def draw_figure(explanation: Explanation) -> Image.Image:
     panels = [_above(NEAR, _text("the picture", PANEL), _boxed(picture, PANEL))]
     panels += _steps(explanation, picture, PANEL, size)
     cells = len(panels) + 1
-    columns = min((5, 4), key=lambda count: -cells % count)
+    columns = min((5, 4, 3)[: 2 + (cells < 10)], key=lambda count: -cells % count)
     room = min(2, 1 + -cells % columns)  # the answer may take what is left of the last row
     room = room * (PANEL + GAP) - GAP
     panels.append(_above(NEAR, _text("the answer", room), _answer(explanation.reply, room)))
@@ -159,7 +159,7 @@ def _words(
     """Words in lines, each on a ground that is the warmer the more it is attended."""
     font = _font(size, bold)
     pad, line = 0 if shares is None else max(3, size // 5), round(size * 1.5)
-    gap = pad / 2 or font.getlength(" ")
+    gap = 0.7 * pad or font.getlength(" ")
     placed: list[tuple[int, str, float, int]] = []  # which word, its letters, and where
     x, y = 0.0, 0
     for which, word in enumerate(words):

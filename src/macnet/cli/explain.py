@@ -1,0 +1,73 @@
+"""The command that shows how a network comes to its answer."""
+
+from __future__ import annotations
+
+import random
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from macnet.cli.ask import SEEDS, Fresh, _draw, _notes, _save, _told_apart
+from macnet.cli.options import PLAIN, Device, Somewhere, choose_device, refuse_given
+from macnet.errors import InputError
+
+KINDS = ".png", ".gif", ".html"
+
+
+def explain(
+    image: Annotated[str | None, tyro.conf.arg(metavar="[IMAGE]", help_behavior_hint="")] = None,
+    question: Annotated[
+        str | None, tyro.conf.arg(metavar="QUESTION", help_behavior_hint="")
+    ] = None,
+    /,
+    *,
+    fresh: Annotated[Fresh, *PLAIN],
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE.png|.gif|.html")],
+    model: Somewhere = None,
+    device: Device = "cpu",
+) -> None:
+    """Show what a trained network attends to on the way to its answer.
+
+    For each step the words it read and the places it looked at, what it kept of its memory and
+    recalled of earlier steps where it can; at the end the answer. A PNG shows all steps at once, a
+    GIF one after another, an HTML page lets one go through them, and needs no network.
+
+    Args:
+        image: A picture of any kind and size; if not given, a scene is drawn.
+        question: What to ask about it, in quotes.
+        out: The file to write; its name says which of the three.
+        model: Folder of a run, or its best.safetensors; the network that is shipped if not given.
+        device: Where the network runs.
+    """
+    image, question = _told_apart(image, question)
+    if out.suffix.lower() not in KINDS:
+        raise InputError(f"--out is {out}; its name must end in .png, .gif or .html")
+    if out.is_dir():
+        raise InputError(f"--out is {out}, which is a folder; name a file")
+    if image is not None:
+        refuse_given(fresh, f"{image} is what to ask about")
+    if out.resolve() in [Path(name).resolve() for name in (image, fresh.save) if name is not None]:
+        raise InputError(f"--out is {out}, which is the picture itself; name another file")
+
+    from macnet.explain.figure import write_gif, write_png
+    from macnet.explain.model import open_model
+    from macnet.explain.page import write_page
+
+    network = open_model(model, choose_device(device))
+    if image is not None:
+        explanation = network.explain(image, question)
+    else:
+        seed = random.randrange(SEEDS) if fresh.seed is None else fresh.seed
+        scene = _draw(seed)
+        explanation = network.explain(scene, question)
+        _save(fresh.save or Path(f"scene-{seed}.png"), scene, seed)
+    for note in _notes(explanation.reply.unknown):
+        print(note, file=sys.stderr)
+    write = dict(zip(KINDS, (write_png, write_gif, write_page), strict=True))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write[out.suffix.lower()](explanation, out)
+    print(explanation.reply.answer)
+    steps = len(explanation.looks)
+    print(f"{out}: how it came to that, in {steps} step{'s' * (steps > 1)}")

@@ -1,0 +1,112 @@
+"""`macnet explain`: three kinds of file, of any picture or a fresh one; and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from macnet.cli import main
+from small_data import sentence
+
+QUESTION = "Are there any cubes?"
+
+
+@pytest.fixture(autouse=True)
+def picture(here: Path) -> Path:
+    Image.new("RGB", (48, 32), (90, 120, 150)).save(here / "picture.png")
+    return here / "picture.png"
+
+
+def explains(*arguments: str | Path) -> None:
+    assert main(["explain", *map(str, arguments)]) == 0
+
+
+@pytest.mark.parametrize("name", ["figure.png", "film.GIF", "new/folder/page.html"])
+def test_the_name_says_what_is_written(
+    name: str, made: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    explains("picture.png", QUESTION, "--out", name, "--model", made)
+    answer, told = capsys.readouterr().out.splitlines()
+    assert told == f"{name}: how it came to that, in 2 steps"
+    main(["ask", "picture.png", QUESTION, "--model", str(made)])
+    assert capsys.readouterr().out.splitlines()[0] == answer
+    content = (here / name).read_bytes()
+    if name.endswith(".html"):
+        assert f'<p class="answer named">{answer}</p>' in content.decode()
+    else:
+        with Image.open(here / name) as image:
+            assert image.format == name[-3:].upper()
+            assert getattr(image, "n_frames", 1) == (4 if name.endswith("GIF") else 1)
+    assert [path.name for path in (here / name).parent.iterdir() if ".part" in path.name] == []
+
+
+def test_a_fresh_scene_is_kept(made: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        explains(QUESTION, "--out", "a.html", "--model", made, "--seed", "7", "--save", "s.png")
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == "s.png: a fresh scene; --seed 7 draws it again"
+    first = (here / "a.html").read_bytes()
+    explains("s.png", QUESTION, "--out", "b.html", "--model", made)
+    assert (here / "b.html").read_bytes() == first
+
+
+def test_unknown_words_are_named(
+    made: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explains("picture.png", "Are there any cubse?", "--out", "a.html", "--model", made)
+    assert "'cubse' → 'cubes'" in capsys.readouterr().err
+    assert "It read “cubse” as “cubes”." in (here / "a.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["picture.png", QUESTION, "--out", "a.pdf"],
+            "--out is a.pdf; its name must end in .png, .gif or .html",
+        ),
+        (["picture.png", QUESTION, "--out", "a"], "--out is a; its name must end in .png, .gif"),
+        (["picture.png", QUESTION, "--out", "a.png"], "--out is a.png, which is a folder"),
+        (
+            ["picture.png", QUESTION, "--out", "./picture.png"],
+            "--out is picture.png, which is the picture itself; name another file",
+        ),
+        ([QUESTION, "--save", "b.png", "--out", "b.png"], "--out is b.png, which is the picture"),
+        (["picture.png", QUESTION, "--out", "b.png", "--seed", "1"], "--seed is given, but"),
+        (["nowhere.png", QUESTION, "--out", "b.png"], "nowhere.png: there is no such file"),
+        (["picture.png", "", "--out", "b.png"], "the question is empty"),
+        (["picture.png", "--out", "b.png"], "picture.png: this is a file; put a question"),
+        (["--out", "b.png"], "there is no question"),
+    ],
+)
+def test_what_it_refuses(
+    arguments: list[str],
+    expected: str,
+    made: Path,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (here / "a.png").mkdir()
+    before = sorted(here.rglob("*")), (here / "picture.png").read_bytes()
+    assert expected in sentence(capsys, "explain", *arguments, "--model", made)
+    assert (sorted(here.rglob("*")), (here / "picture.png").read_bytes()) == before
+
+
+def test_a_system_that_attends_to_nothing(
+    data: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = "--size 16x16 --model.units 8 --model.embedding 6 --recipe.epochs 1 --workers 1"
+    assert main(["train", str(data), "--preset", "cnn-lstm", "--out", "run", *small.split()]) == 0
+    said = sentence(capsys, "explain", "picture.png", QUESTION, "--out", "a.png", "--model", "run")
+    assert "attends to nothing" in said
+    assert not (here / "a.png").exists()
+
+
+def test_out_is_needed(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["explain", "picture.png", QUESTION, "--model", str(made)])
+    assert stopped.value.code == 2
+    assert "--out" in capsys.readouterr().err
