@@ -7,7 +7,8 @@ import gc
 import os
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as shown  # which no word can make longer than a line
@@ -77,22 +78,34 @@ def ask(
         refuse_given(fresh, f"{image} is what to ask about")
     if fresh.save is not None and fresh.save.suffix.lower() != ".png":
         raise InputError(f"--save is {fresh.save}; its name must end in .png")
-    # Before it ends, Python would go through all of torch for garbage, a third of a second long.
-    atexit.register(gc.freeze)
+    with _unswept():
+        from macnet.explain.model import open_model
 
-    from macnet.explain.model import open_model
-
-    network = open_model(model, choose_device(device))
-    if image is not None:
-        reply = network.ask(image, question)
-    else:
-        seed = random.randrange(SEEDS) if fresh.seed is None else fresh.seed
-        scene = _draw(seed)
-        reply = network.ask(scene, question)
-        _save(fresh.save or Path(f"scene-{seed}.png"), scene, seed)
+        network = open_model(model, choose_device(device))
+        if image is not None:
+            reply = network.ask(image, question)
+        else:
+            seed = random.randrange(SEEDS) if fresh.seed is None else fresh.seed
+            scene = _draw(seed)
+            reply = network.ask(scene, question)
+            _save(fresh.save or Path(f"scene-{seed}.png"), scene, seed)
     for note in _notes(reply.unknown):
         print(note, file=sys.stderr)
     print(reply.answer, *_bars(reply, top), sep="\n")
+
+
+@contextmanager
+def _unswept() -> Iterator[None]:
+    """torch is a crowd of objects and no garbage; to look for some takes Python half a second.
+
+    Most of that is when it ends, unless they are frozen.
+    """
+    atexit.register(gc.freeze)
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _told_apart(first: str | None, second: str | None) -> tuple[str | None, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import TypeAlias
@@ -84,7 +84,9 @@ def _blaming(name: str) -> Iterator[None]:
 def _to_rgb(image: Image.Image) -> Image.Image:
     if not all(image.size):
         raise InputError("it has no pixels")
-    image = ImageOps.exif_transpose(image)
+    image.load()
+    with suppress(Exception):  # what nobody can read of how it was held turns nothing
+        image = ImageOps.exif_transpose(image)
     if image.mode == "F" or image.mode.startswith("I"):  # which Pillow would cut off at 255
         image = _from_array(_in_16_bits(np.asarray(image)), "its content")
     if not image.has_transparency_data:
@@ -115,5 +117,5 @@ def _from_array(array: np.ndarray, name: str) -> Image.Image:
     if not (low >= 0 and high <= largest):  # nor is it so where something is no number
         raise InputError(f"{name} runs from {low:g} to {high:g}; floats must lie from 0 to 1")
     if dtype != np.uint8:
-        array = np.rint(array * (255 / largest)).astype(np.uint8)
+        array = np.rint(np.multiply(array, 255 / largest, dtype=np.float32)).astype(np.uint8)
     return Image.fromarray(array[..., 0] if array.shape[2] == 1 else array)
