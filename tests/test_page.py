@@ -149,7 +149,7 @@ def assert_escaped(question: str) -> None:
 
 def test_what_no_script_has_is_replaced(tmp_path: Path) -> None:
     write_page(explanation(question="\udcff?"), tmp_path / "a.html")
-    assert "<h1>??</h1>" in (tmp_path / "a.html").read_text("utf-8")
+    assert ">??</h1>" in (tmp_path / "a.html").read_text("utf-8")
 
 
 def test_unknown_words_are_told() -> None:
@@ -262,6 +262,6 @@ def first_word(told: Explanation, step: int) -> float:
 def test_the_template_has_a_place_for_everything() -> None:
     places = set(re.findall(r"\{\{(\w+)\}\}", page.TEMPLATE.read_text("utf-8")))
     assert places == {
-        *("question", "aspect", "picture", "steps"),
+        *("question", "length", "aspect", "picture", "steps"),
         *("answer", "likeliest", "unknown", "data"),
     }

@@ -75,6 +75,7 @@ def test_unknown_words_are_named(
             "--out is picture.png, which is the picture itself; name another file",
         ),
         ([QUESTION, "--save", "b.png", "--out", "b.png"], "--out is b.png, which is the picture"),
+        ([QUESTION, "--save", "b.jpg", "--out", "b.png"], "--save is b.jpg; its name must end in"),
         (["picture.png", QUESTION, "--out", "b.png", "--seed", "1"], "--seed is given, but"),
         (["nowhere.png", QUESTION, "--out", "b.png"], "nowhere.png: there is no such file"),
         (["picture.png", "", "--out", "b.png"], "the question is empty"),

@@ -48,6 +48,8 @@ def explain(
         raise InputError(f"--out is {out}, which is a folder; name a file")
     if image is not None:
         refuse_given(fresh, f"{image} is what to ask about")
+    if fresh.save is not None and fresh.save.suffix.lower() != ".png":
+        raise InputError(f"--save is {fresh.save}; its name must end in .png")
     if out.resolve() in [Path(name).resolve() for name in (image, fresh.save) if name is not None]:
         raise InputError(f"--out is {out}, which is the picture itself; name another file")
 

@@ -105,11 +105,12 @@ def _title(number: int, look: Look, width: int) -> Image.Image:
 def _recalled(number: int, shares: np.ndarray, width: int) -> Image.Image:
     """A bar over the number of each step before; 0 is where all begin."""
     image = Image.new("RGB", (width, 54), PAPER)
-    pen, font = ImageDraw.Draw(image), _font(12)
+    pen = ImageDraw.Draw(image)
     pen.text((0, 18), "recalled", QUIET, _font(SMALL))
-    left, bar = 84, 24
+    left = 80
+    apart = min(24, (width - left) / len(shares))
+    font = _font(12 if apart > 18 else 9)
     for column, share in enumerate(shares):
-        apart = min(bar, (width - left) / len(shares))
         x = left + column * apart
         pen.rectangle((x + 1, 0, x + apart - 3, 36), FAINT)
         pen.rectangle((x + 1, round(36 * (1 - share)), x + apart - 3, 36), INK)
@@ -131,8 +132,8 @@ def _answer(reply: Reply, width: int) -> Image.Image:
         y = row * line
         pen.text((0, y + 4), name, INK, _font(19))
         pen.rectangle((left, y + 5, right, y + 24), FAINT)
-        if probability > 0:
-            pen.rectangle((left, y + 5, left + (right - left) * probability, y + 24), WARM)
+        if length := round((right - left) * probability):
+            pen.rectangle((left, y + 5, left + length, y + 24), WARM)
         pen.text((width, y + 6), f"{probability:.1%}", INK, _font(17), anchor="ra")
     parts = [_words([reply.answer], None, 44, width, bold=True), bars]
     parts += (_words(note(word).split(), None, SMALL, width) for word in reply.unknown)

@@ -25,6 +25,7 @@ from macnet.explain.reply import Explanation, Look, Reply
 
 TEMPLATE = Path(__file__).with_name("page.html")
 LARGEST = 1280  # pixels a side of the picture, which is shown smaller
+LONG = 360  # letters of a question; CLEVR's are shorter
 DIGITS = 5  # of attention
 NINTHS = (
     ("upper left", "top", "upper right"),
@@ -43,6 +44,7 @@ def make_page(explanation: Explanation) -> str:
     height, width = explanation.picture.shape[:2]
     filled = {
         "question": html.escape(reply.question),
+        "length": "long" if len(reply.question) > LONG else "short",
         "aspect": f"{width / height:.6g}",
         "picture": _as_uri(explanation.picture),
         "steps": str(len(explanation.looks)),
