@@ -81,7 +81,7 @@ def test_of_a_film_the_first_picture(tmp_path: Path) -> None:
     frames = [Image.new("RGB", (5, 4), colour) for colour in ("red", "blue", "lime")]
     for kind in ("gif", "webp", "tiff", "png"):
         path = tmp_path / f"film.{kind}"
-        frames[0].save(path, save_all=True, append_images=frames[1:], **{"lossless": True})
+        frames[0].save(path, save_all=True, append_images=frames[1:], lossless=True)
         assert (seen(path) == (255, 0, 0)).all()
 
 
@@ -158,7 +158,7 @@ def test_the_right_way_up(orientation: int, kind: str, tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     path = tmp_path / f"turned.{kind}"
-    Image.fromarray(COLOURS).save(path, exif=exif, **({"lossless": True} if kind == "webp" else {}))
+    Image.fromarray(COLOURS).save(path, exif=exif, lossless=True)
     np.testing.assert_array_equal(seen(path), TURNS[orientation](COLOURS))
     with Image.open(path) as image:
         np.testing.assert_array_equal(seen(image), TURNS[orientation](COLOURS))

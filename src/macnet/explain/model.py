@@ -5,12 +5,13 @@
     model.explain("scene.png", "What color is the cube?").looks
 
 A word that the network has never read is named in the reply. If it looks like a slip of the pen for
-one that it has read, it is read as that one; else it is read as the one word that stands for all
-that are unknown.
+one that it has read, it is read as that one; else as the word that stands for all unknown ones.
+Marks that it has never read, such as commas, are left out: they would be unknown words too.
 """
 
 from __future__ import annotations
 
+import string
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from macnet.models.mac import MACNetwork, Step
 from macnet.models.registry import look_and_read
 from macnet.training.checkpoint import Trained, open_trained
 
+MARKS = frozenset(string.punctuation + string.whitespace)
 SHIPPED = Path(__file__).parents[1] / "weights" / "mac.safetensors"
 
 
@@ -131,16 +133,19 @@ class Asked(NamedTuple):
 
 
 def understand(question: str, vocabulary: Vocabulary) -> Asked:
-    typed = TOKENISINGS[vocabulary.tokenising](question)
-    if not set(typed) - {"", SPECIALS[START], SPECIALS[END]}:
+    ids = vocabulary.ids
+    typed = [
+        word
+        for word in TOKENISINGS[vocabulary.tokenising](question)
+        if word in ids or not MARKS.issuperset(word)
+    ]
+    if not {*typed} - {"", SPECIALS[START], SPECIALS[END]}:
         raise InputError('the question is empty; ask something such as "What color is the cube?"')
     if len(typed) > MAX_WORDS:
         raise InputError(f"the question has {len(typed):,} words; {MAX_WORDS} is the most")
     known = vocabulary.words[len(SPECIALS) :]
     unknown = tuple(
-        Unknown(word, likely_meant(word, known))
-        for word in dict.fromkeys(typed)
-        if word not in vocabulary.ids
+        Unknown(word, likely_meant(word, known)) for word in dict.fromkeys(typed) if word not in ids
     )
     meant = {lacking.word: lacking.meant or lacking.word for lacking in unknown}
     return Asked(question, tuple(meant.get(word, word) for word in typed), unknown)

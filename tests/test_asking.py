@@ -1,0 +1,264 @@
+"""A network to talk to: what it answers, what it understands, and what it says it attended to."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import macnet
+from macnet.clevr.pictures import read_picture, save_picture
+from macnet.data.stream import language
+from macnet.data.vocab import ANSWERS, SPECIALS, Tally, Vocabulary
+from macnet.errors import InputError
+from macnet.explain import model as asking
+from macnet.explain.model import Model, understand
+from macnet.explain.reply import Unknown
+from macnet.training.checkpoint import BEST, open_trained
+from processes import loaded_with
+from tiny_networks import HEIGHT, WIDTH, write_network
+
+QUESTION = "What color is the large sphere?"
+WORDS = ("what", "color", "is", "the", "large", "sphere")
+KNOWN = Vocabulary.build(language())
+SCENE = np.random.default_rng(0).integers(0, 256, (32, 48, 3), dtype=np.uint8)
+BOTH = {"self_attention": True, "gate": True}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_network(tmp_path_factory.mktemp("asked") / "run", model=BOTH)
+
+
+@pytest.fixture(scope="module")
+def model(run: Path) -> Model:
+    return macnet.load(run)
+
+
+@pytest.fixture(scope="module")
+def scene(run: Path) -> Path:
+    save_picture(run / "scene.png", SCENE)
+    return run / "scene.png"
+
+
+# --- answers ---------------------------------------------------------------------------------
+
+
+def test_the_answer_is_the_networks(run: Path, model: Model, scene: Path) -> None:
+    trained = open_trained(run)
+    pixels = torch.tensor(read_picture(scene, WIDTH, HEIGHT))[None]
+    tokens = torch.tensor([trained.vocabulary.encode(QUESTION)])
+    with torch.no_grad():
+        expected = trained.network()(pixels, tokens)[0].softmax(-1)
+    reply = model.ask(scene, QUESTION)
+    assert (reply.question, reply.unknown) == (QUESTION, ())
+    assert reply.answer == ANSWERS[int(expected.argmax())]
+    assert set(reply.probabilities) == set(ANSWERS)
+    for answer, share in zip(ANSWERS, expected.tolist(), strict=True):
+        assert reply.probabilities[answer] == pytest.approx(share, rel=1e-5)
+
+
+def test_the_likeliest_first(model: Model) -> None:
+    shares = list(model.ask(SCENE, QUESTION).probabilities.values())
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(1)
+
+
+def test_a_picture_is_a_picture(model: Model, scene: Path) -> None:
+    expected = model.ask(scene, QUESTION)
+    floats = torch.tensor(SCENE / 255)
+    for same in (str(scene), Image.open(scene), Image.fromarray(SCENE), SCENE, SCENE / 255, floats):
+        assert model.ask(same, QUESTION) == expected
+    assert model.ask(SCENE[::-1], QUESTION).probabilities != expected.probabilities
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 900), (900, 1), (300, 5, 4), (7, 7, 1)])
+def test_pictures_of_any_size(shape: tuple[int, ...], model: Model) -> None:
+    reply = model.ask(np.full(shape, 99, np.uint8), QUESTION)
+    assert sum(reply.probabilities.values()) == pytest.approx(1)
+
+
+def test_weights_stored_in_halves_are_asked_in_whole_numbers(model: Model, tmp_path: Path) -> None:
+    halved = macnet.load(write_network(tmp_path, model=BOTH, dtype=torch.float16))
+    assert {p.dtype for p in halved.network.parameters()} == {torch.float32}
+    whole, half = (asked.ask(SCENE, QUESTION).probabilities for asked in (model, halved))
+    assert half == pytest.approx(whole, abs=1e-2)
+    assert half != whole
+
+
+@pytest.mark.parametrize("preset", ["lstm", "cnn-lstm"])
+def test_other_systems_answer_but_cannot_be_watched(preset: str, tmp_path: Path) -> None:
+    model = macnet.load(write_network(tmp_path, preset))
+    there, elsewhere = (model.ask(picture, QUESTION) for picture in (SCENE, SCENE[::-1]))
+    assert (there == elsewhere) == (preset == "lstm"), "which looks at nothing"
+    with pytest.raises(InputError, match=f"the system {preset}, which attends to nothing; only a"):
+        model.explain(SCENE, QUESTION)
+
+
+# --- questions -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("question", "words", "unknown"),
+    [
+        ("Spheres?", ["spheres"], []),
+        ("is  THERE\ta\ncube", ["is", "there", "a", "cube"], []),
+        ("a shpere; a cube", ["a", "sphere", ";", "a", "cube"], [("shpere", "sphere")]),
+        ("wug wug shpere", ["wug", "wug", "sphere"], ["wug", ("shpere", "sphere")]),
+        ("Где синий куб? 🙂", ["где", "синий", "куб", "🙂"], ["где", "синий", "куб", "🙂"]),
+        ("红色的 球", ["红色的", "球"], ["红色的", "球"]),
+        ("ما لون الكرة", ["ما", "لون", "الكرة"], ["ما", "لون", "الكرة"]),
+        ("<NULL> <UNK>", ["<null>", "<unk>"], ["<null>", "<unk>"]),
+        ("\x1b[31m \udc80", ["\x1b[31m", "\udc80"], ["\x1b[31m", "\udc80"]),
+    ],
+)
+def test_questions(question: str, words: list[str], unknown: list[Any], model: Model) -> None:
+    expected = tuple(
+        Unknown(*found) if isinstance(found, tuple) else Unknown(found, None) for found in unknown
+    )
+    assert understand(question, KNOWN) == (question, tuple(words), expected)
+    reply = model.ask(SCENE, question)
+    assert (reply.question, reply.unknown) == (question, expected)
+    assert sum(reply.probabilities.values()) == pytest.approx(1)
+
+
+def test_what_was_meant_is_what_is_asked(model: Model) -> None:
+    slipped = model.ask(SCENE, "What colour is the lagre shpere?")
+    assert slipped.probabilities == model.ask(SCENE, QUESTION).probabilities
+    assert slipped.question == "What colour is the lagre shpere?"
+    strange = model.ask(SCENE, "What wug is the large sphere?").probabilities
+    assert strange == model.ask(SCENE, "What куб is the large sphere?").probabilities
+    assert strange != model.ask(SCENE, QUESTION).probabilities
+
+
+@given(st.text())
+@settings(max_examples=150, deadline=None)
+def test_whatever_is_typed_is_understood(question: str) -> None:
+    asked, tally = understand(f"cube {question}", KNOWN), Tally()
+    KNOWN.encode(f"cube {question}", tally)
+    marks = {word for word in tally.words if not set(word) - set(string.punctuation)}
+    assert {lacking.word for lacking in asked.unknown} == set(tally.words) - marks
+    assert not marks & set(asked.words)
+    strange = {lacking.word for lacking in asked.unknown if lacking.meant is None}
+    assert {word for word in asked.words if word not in KNOWN.ids} == strange
+
+
+def test_marks_it_has_never_read_are_left_out(model: Model) -> None:
+    expected = model.ask(SCENE, QUESTION)
+    for question in ("What color, is the: large sphere.", "- What color is the large * sphere?!"):
+        reply = model.ask(SCENE, question)
+        assert (reply.probabilities, reply.unknown) == (expected.probabilities, ())
+    assert understand("a cube; a cube", KNOWN).words == ("a", "cube", ";", "a", "cube")
+
+
+def test_the_most_words_there_may_be(model: Model) -> None:
+    assert sum(model.ask(SCENE, "cube " * 255).probabilities.values()) == pytest.approx(1)
+    for count in (256, 500, 2_000_000):
+        with pytest.raises(InputError, match=rf"^the question has {count:,} words; 255 is the mos"):
+            model.ask(SCENE, "cube " * count)
+
+
+@pytest.mark.parametrize("tokenising", ["mac", "clevr-iep", "n2nmn"])
+@pytest.mark.parametrize("question", ["", " ", "\n\t", "?", "...", "; -"])
+def test_no_question(question: str, tokenising: str) -> None:
+    with pytest.raises(InputError, match=r"^the question is empty; ask something such as"):
+        understand(question, Vocabulary.build(["a cube"], tokenising))
+
+
+def test_where_case_counts() -> None:
+    """As in the community's vocabulary, which has an empty word too."""
+    words = Vocabulary((*SPECIALS, "", "Is", "cube", "there"), "clevr-iep")
+    asked = understand("is there  Cube", words)
+    assert asked.words == ("<START>", "Is", "there", "", "cube", "<END>")
+    assert asked.unknown == (Unknown("is", "Is"), Unknown("Cube", "cube"))
+
+
+# --- explanations ----------------------------------------------------------------------------
+
+
+def test_an_explanation_is_the_trace_of_its_answer(run: Path, model: Model) -> None:
+    found = model.explain(SCENE, "What color is the large shpere?")
+    assert found.reply == model.ask(SCENE, "What color is the large shpere?")
+    assert found.words == WORDS
+    np.testing.assert_array_equal(found.picture, SCENE)
+    trained = open_trained(run)
+    network: Any = trained.network()
+    pixels = np.asarray(Image.fromarray(SCENE).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC))
+    with torch.no_grad():
+        _, steps = network.trace(
+            torch.tensor(pixels)[None], torch.tensor([trained.vocabulary.encode(QUESTION)])
+        )
+    assert len(found.looks) == len(steps) == 3
+    for number, (look, step) in enumerate(zip(found.looks, steps, strict=True)):
+        assert look.words is not None
+        assert (look.words.shape, look.places.shape) == ((len(WORDS),), (HEIGHT // 8, WIDTH // 8))
+        np.testing.assert_allclose(look.words, step.words[0], rtol=1e-5)
+        np.testing.assert_allclose(look.places.ravel(), step.knowledge[0], rtol=1e-5)
+        assert look.words.sum() == pytest.approx(1)
+        assert look.places.sum() == pytest.approx(1)
+        assert look.kept == pytest.approx(step.gate.item())
+        if number:
+            assert look.recalled is not None
+            assert look.recalled.shape == (number,)
+            np.testing.assert_allclose(look.recalled, step.self_attention[0], rtol=1e-5)
+        else:
+            assert look.recalled is None
+
+
+@pytest.mark.parametrize(
+    ("preset", "changes"),
+    [("paper", {}), ("reference", BOTH), ("paper", {"control": "none", "attend": "nothing"})],
+)
+def test_explanations_of_other_networks(
+    preset: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    found = macnet.load(write_network(tmp_path, preset, changes)).explain(SCENE, QUESTION)
+    for number, look in enumerate(found.looks):
+        assert (look.words is None) == ("attend" in changes)
+        assert look.places.shape == (3, 5)
+        # The reference recalls the state before the first step too.
+        assert (look.recalled is None) == (not changes.get("self_attention"))
+        assert look.recalled is None or look.recalled.shape == (number + 1,)
+        assert (look.kept is None) == (not changes.get("gate"))
+        assert look.kept is None or 0 < look.kept < 1
+
+
+# --- which network ---------------------------------------------------------------------------
+
+
+def test_by_folder_by_file_and_by_default(
+    run: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = model.ask(SCENE, QUESTION)
+    assert macnet.load(str(run / BEST)).ask(SCENE, QUESTION) == expected
+    monkeypatch.setattr(asking, "SHIPPED", run / BEST)
+    assert macnet.load().ask(SCENE, QUESTION) == expected
+    assert macnet.load(device=torch.device("cpu")).device == torch.device("cpu")
+
+
+def test_networks_that_cannot_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    features = write_network(tmp_path / "features", pixels=False)
+    with pytest.raises(InputError, match=r"best.safetensors: it learned from features, and cannot"):
+        macnet.load(features)
+    types = write_network(tmp_path / "types", "q-type")
+    with pytest.raises(InputError, match=r"it is of the system q-type, which neither looks nor re"):
+        macnet.load(types)
+    with pytest.raises(InputError, match="nowhere: there is no such file"):
+        macnet.load(tmp_path / "nowhere")
+    monkeypatch.setattr(asking, "SHIPPED", tmp_path / "mac.safetensors")
+    with pytest.raises(InputError, match=r"mac.safetensors: the network that comes with macnet is"):
+        macnet.load()
+
+
+def test_what_is_loaded() -> None:
+    """`import macnet` costs nothing; to ask costs torch, and hardly more: there are two seconds."""
+    assert loaded_with("macnet", {"torch", "numpy", "PIL"}) == set()
+    slow = {"matplotlib", "h5py", "msgspec", "tyro", "triton", "sympy", "torch._dynamo"}
+    assert loaded_with("macnet.explain.model", {"torch", *slow}) == {"torch"}
