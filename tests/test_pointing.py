@@ -25,12 +25,16 @@ from macnet.explain import pointing
 from macnet.explain.agreement import ANOTHER, OWN, RANDOM, measure
 from macnet.explain.pointing import Truth, Watched, nearest_places, observe, shown_at, watch
 from macnet.explain.visits import visits
-from macnet.models.encoders import PixelMaps, PixelTrunk
 from macnet.models.mac import MACNetwork
 from macnet.models.presets import ablation
 
 WORDS = Vocabulary.build(language())
 SMALL: dict[str, Any] = {"d": 8, "p": 3, "embedding": 6, "image": "pixels"}
+
+
+def network(row: str = "w/ self-attention and memory gate") -> MACNetwork:
+    torch.manual_seed(0)
+    return MACNetwork(ablation(row, **SMALL), vocabulary=len(WORDS), answers=28).eval()
 
 
 # --- what programs visit ---------------------------------------------------------------------
@@ -135,14 +139,14 @@ def test_what_is_visited_has_what_is_answered() -> None:
 
 def test_a_place_is_where_its_convolutions_are_centred() -> None:
     height, width = 40, 24
-    network = PixelMaps().eval()
-    rows, columns = PixelTrunk.grid(height, width)
+    trunk: Any = network().image
+    rows, columns = trunk.grid(height, width)
     pictures = torch.zeros(height, height, width, 3, dtype=torch.uint8)
     pictures[range(height), range(height), width // 2] = 255  # one white pixel in each
     with torch.inference_mode():
-        maps = network(torch.cat([pictures, torch.zeros_like(pictures[:1])]))
+        maps = trunk.features(torch.cat([pictures, torch.zeros_like(pictures[:1])]))
     felt = (maps[:-1] != maps[-1:]).any(1).any(2)  # (height, rows): does the row see the pixel?
-    place = nearest_places(PixelTrunk, height, width).view(height, width)
+    place = nearest_places(trunk, height, width).view(height, width)
     middle = torch.arange(height).float()
     for row in range(1, rows - 1):
         seen = middle[felt[:, row]].mean()
@@ -163,9 +167,10 @@ def test_which_places_show_which_objects(data: st.DataObject) -> None:
     seed = data.draw(st.integers(0, 99))
     masks = np.random.default_rng(seed).integers(-1, MAX_OBJECTS, (2, height, width))
     masks[0] = np.where(masks[0] < 7, -1, masks[0])
-    place = nearest_places(PixelTrunk, height, width)
+    trunk: Any = network().image
+    place = nearest_places(trunk, height, width)
     shows = shown_at(torch.from_numpy(masks.astype(np.int8)), place).numpy()
-    rows, columns = PixelTrunk.grid(height, width)
+    rows, columns = trunk.grid(height, width)
     expected = np.zeros((2, MAX_OBJECTS, rows * columns), bool)
     for n, y, x in itertools.product(range(2), range(height), range(width)):
         if masks[n, y, x] >= 0:
@@ -175,11 +180,6 @@ def test_which_places_show_which_objects(data: st.DataObject) -> None:
 
 
 # --- networks --------------------------------------------------------------------------------
-
-
-def network(row: str = "w/ self-attention and memory gate") -> MACNetwork:
-    torch.manual_seed(0)
-    return MACNetwork(ablation(row, **SMALL), vocabulary=len(WORDS), answers=28).eval()
 
 
 def test_what_is_watched_is_what_the_network_does() -> None:
