@@ -15,9 +15,9 @@ from macnet.models.config import NO_DROPOUT
 from macnet.models.encoders import (
     PAD,
     FeatureTrunk,
-    PixelMaps,
     PixelTrunk,
     QuestionEncoder,
+    Residual,
     question_size,
 )
 from macnet.models.presets import preset
@@ -188,24 +188,54 @@ def normed(maps: Tensor, norm: torch.nn.BatchNorm2d) -> Tensor:
     return (maps - shift) / scale * weight + bias
 
 
+def with_history(trunk: PixelTrunk) -> PixelTrunk:
+    """As if it had seen pictures, and learned from them."""
+    for module in trunk.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.uniform_(-1, 1)
+            module.running_var.uniform_(0.5, 2)
+    return trunk
+
+
+def halved(maps: Tensor, layer: torch.nn.Sequential, stride: int = 1) -> Tensor:
+    convolution, norm = layer
+    no_bias = torch.zeros(len(convolution.weight), dtype=maps.dtype)
+    return normed(convolve(maps, convolution.weight, no_bias, stride=stride), norm)
+
+
+def elus(maps: Tensor) -> Tensor:
+    return elu(maps.flatten()).view_as(maps)
+
+
+@torch.no_grad()
 @pytest.mark.parametrize("coordinates", [False, True])
-def test_pixels_are_halved_three_times(coordinates: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each time by a strided convolution, batch normalisation and an ELU; then comes the trunk."""
-    monkeypatch.setattr(PixelMaps, "WIDTHS", (2, 3, 4))
-    config = small(coordinates=coordinates)
-    trunk = scrambled(PixelTrunk(config)).eval()
+def test_pixels_are_halved_three_times(coordinates: bool) -> None:
+    """By strided convolutions, with residual blocks behind them; then come the two of the trunk."""
+    config = small(coordinates=coordinates, widths=(2, 3, 4), blocks=(0, 1, 2))
+    trunk = with_history(scrambled(PixelTrunk(config))).eval()
     picture = torch.randint(0, 256, (16, 24, 3), dtype=torch.uint8)
     maps = picture.permute(2, 0, 1).double() / 255 * 2 - 1  # from −1 to 1
-    for layer in (0, 3, 6):
-        convolution, norm = trunk.features[layer], trunk.features[layer + 1]
-        with torch.no_grad():
-            norm.running_mean.uniform_(-1, 1)
-            norm.running_var.uniform_(0.5, 2)
-        no_bias = torch.zeros(len(convolution.weight), dtype=maps.dtype)
-        maps = normed(convolve(maps, convolution.weight, no_bias, stride=2), norm)
-        maps = elu(maps.flatten()).view_as(maps)
-    wanted = torch.stack(look(config, weights_of(trunk.trunk), maps))
+    layers = iter(trunk.features)
+    for blocks in config.blocks:
+        maps = halved(maps, next(layers), stride=2).clamp(min=0)
+        next(layers)
+        for _ in range(blocks):
+            block = next(layers)
+            inside = halved(maps, block.first).clamp(min=0)
+            maps = (maps + halved(inside, block.second)).clamp(min=0)
+    assert next(layers, None) is None
+    if coordinates:
+        y, x = torch.meshgrid(torch.linspace(-1, 1, 2), torch.linspace(-1, 1, 3), indexing="ij")
+        maps = torch.cat([maps, torch.stack([y, x]).double()])
+    for layer in (trunk.trunk.first, trunk.trunk.second):
+        maps = elus(halved(maps, layer))
+    wanted = maps.flatten(1).T
     assert_close(trunk(picture[None]).elements[0], wanted, "K")
+
+
+def test_a_residual_block_is_nothing_at_first() -> None:
+    maps = torch.randn(2, 5, 4, 4).clamp(min=0)
+    assert Residual(5)(maps).equal(maps)
 
 
 @pytest.mark.parametrize(("pixels", "side"), [(112, 14), (128, 16)])

@@ -71,6 +71,7 @@ ORDER = [
     "training.recipes",
     "training.objectives",
     "training.schedule",
+    "training.augment",
     "training.muon",
     "training.step",
     "training.checkpoint",

@@ -61,6 +61,9 @@ class Dropout:
 NO_DROPOUT = Dropout(words=0, question=0, image=0, control=0, memory=0, output=0)
 
 
+WIDTHS, BLOCKS = (64, 128, 256), (0, 1, 2)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MACConfig:
     """A MAC network; the defaults are the paper's equations with the basic write unit."""
@@ -74,6 +77,10 @@ class MACConfig:
     """What is looked at: features such as ResNet-101's conv4 (1024×14×14), or the pixels."""
     channels: int = 1024
     """How many channels features have; pixels have three."""
+    widths: tuple[int, int, int] = WIDTHS
+    """Of what looks at pixels: channels after each of the three times that it halves a picture."""
+    blocks: tuple[int, int, int] = BLOCKS
+    """And how many residual blocks follow each time."""
     coordinates: bool = False
     """Tell the image trunk where each place lies."""
 
@@ -124,6 +131,13 @@ class MACConfig:
             if hint is int:
                 refuse_no_count(name, getattr(self, name))
             refuse_no_choice(name, hint, getattr(self, name))
+        for name, least in (("widths", 1), ("blocks", 0)):
+            value = getattr(self, name)
+            whole = all(type(count) is int and count >= least for count in value)
+            if len(value) != len(WIDTHS) or not whole:
+                raise InputError(
+                    f"{name} is {value!r}; it must be {len(WIDTHS)} whole numbers from {least}"
+                )
         if not _is_number(self.embedding_low) or self.embedding_low >= 1:
             raise InputError(
                 f"embedding_low is {self.embedding_low!r}; it must be a number below 1"

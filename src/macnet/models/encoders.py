@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from macnet.errors import InputError
-from macnet.models.config import MACConfig
+from macnet.models.config import BLOCKS, WIDTHS, MACConfig
 from macnet.models.layers import drop, held_mask, linear, working_dtype
 from macnet.models.lstm import BiLSTM
 from macnet.models.norm import BatchNorm2d
@@ -114,15 +115,22 @@ class _SmallTable(Function):
 
 
 class FeatureTrunk(nn.Module):
-    """Feature maps (N, channels, H, W) → K, through two 3×3 convolutions with d channels."""
+    """Feature maps (N, channels, H, W) → K, through two 3×3 convolutions with d channels.
 
-    def __init__(self, config: MACConfig, channels: int | None = None) -> None:
+    The paper's features come from a ResNet that is ready. Behind maps that are still to learn,
+    both are `normalised`.
+    """
+
+    def __init__(
+        self, config: MACConfig, channels: int | None = None, *, normalised: bool = False
+    ) -> None:
         super().__init__()
         self.channels = channels or config.channels
         self.rate = config.dropout.image
         self.coordinates = config.coordinates
-        self.first = _convolution(self.channels + 2 * config.coordinates, config.d)
-        self.second = _convolution(config.d, config.d)
+        inputs, d = self.channels + 2 * config.coordinates, config.d
+        self.first = _normalised(inputs, d) if normalised else _convolution(inputs, d)
+        self.second = _normalised(d, d) if normalised else _convolution(d, d)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, maps: Tensor) -> Knowledge:
@@ -132,7 +140,8 @@ class FeatureTrunk(nn.Module):
                 "width), or set channels"
             )
         # Channels last is how tensor cores read an image, and makes K below a view.
-        maps = maps.to(working_dtype(self.first.weight), memory_format=torch.channels_last)
+        dtype = working_dtype(next(self.parameters()))
+        maps = maps.to(dtype, memory_format=torch.channels_last)
         if self.coordinates:
             maps = torch.cat([maps, _coordinates(maps)], 1)
         for convolution in (self.first, self.second):
@@ -140,21 +149,31 @@ class FeatureTrunk(nn.Module):
         return Knowledge(maps.flatten(2).transpose(1, 2))  # (N, d, H, W) → (N, L, d)
 
 
-class PixelMaps(nn.Sequential):
-    """Pictures (N, H, W, 3), bytes → maps (N, 256, H/8, W/8), which ResNet would have made.
+class Residual(nn.Module):
+    """x + what two convolutions make of x; that is nothing at first."""
 
-    Three strided convolutions, learned with the rest.
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = _normalised(width, width)
+        self.second = _normalised(width, width, scale=0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.second(F.relu(self.first(x))))
+
+
+class PixelMaps(nn.Sequential):
+    """Pictures (N, H, W, 3), bytes → maps at an eighth of their size, as a ResNet makes them.
+
+    Each width halves the picture, and has its residual blocks. All is learned with the rest.
     """
 
-    WIDTHS = (64, 128, 256)
     SHRINKS = 2 ** len(WIDTHS)
 
-    def __init__(self) -> None:
+    def __init__(self, widths: Sequence[int] = WIDTHS, blocks: Sequence[int] = BLOCKS) -> None:
         layers: list[nn.Module] = []
-        for inputs, outputs in zip((3, *self.WIDTHS), self.WIDTHS, strict=False):
-            # Without a bias: the normalisation would take it away again.
-            convolution = _convolution(inputs, outputs, stride=2, bias=False)
-            layers += [convolution, BatchNorm2d(outputs), nn.ELU()]
+        for inputs, outputs, count in zip((3, *widths[:-1]), widths, blocks, strict=True):
+            layers += [_normalised(inputs, outputs, stride=2), nn.ReLU()]
+            layers += [Residual(outputs) for _ in range(count)]
         super().__init__(*layers)
 
     def forward(self, pictures: Tensor) -> Tensor:
@@ -173,8 +192,8 @@ class PixelTrunk(nn.Module):
 
     def __init__(self, config: MACConfig) -> None:
         super().__init__()
-        self.features = PixelMaps()
-        self.trunk = FeatureTrunk(config, PixelMaps.WIDTHS[-1])
+        self.features = PixelMaps(config.widths, config.blocks)
+        self.trunk = FeatureTrunk(config, config.widths[-1], normalised=True)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @staticmethod
@@ -191,6 +210,15 @@ TRUNKS: dict[str, type[FeatureTrunk] | type[PixelTrunk]] = {
     "features": FeatureTrunk,
     "pixels": PixelTrunk,
 }
+
+
+def _normalised(inputs: int, outputs: int, stride: int = 1, scale: float = 1) -> nn.Sequential:
+    """A convolution and batch normalisation, which starts at that scale."""
+    # Without a bias: the normalisation would take it away again.
+    convolution = _convolution(inputs, outputs, stride=stride, bias=False)
+    norm = BatchNorm2d(outputs)
+    nn.init.constant_(norm.weight, scale)
+    return nn.Sequential(convolution, norm)
 
 
 def _convolution(inputs: int, outputs: int, stride: int = 1, bias: bool = True) -> nn.Conv2d:

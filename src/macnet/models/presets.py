@@ -8,7 +8,7 @@ from typing import Any
 
 from macnet.configuration import changed
 from macnet.errors import InputError
-from macnet.models.config import Dropout, MACConfig
+from macnet.models.config import NO_DROPOUT, Dropout, MACConfig
 
 PAPER = MACConfig()
 """The equations of Section 2 as printed, with the basic write unit."""
@@ -39,8 +39,12 @@ REFERENCE = MACConfig(
 REFERENCE_RECURRENT = replace(REFERENCE, control="reference-recurrent", c0="learned")
 """The same with a recurrent control (args1.txt)."""
 
+PIXELS = replace(PAPER, d=256, coordinates=True, dropout=NO_DROPOUT)
+"""The paper's equations for pictures, without a ResNet in front: smaller, and told the places."""
+
 PRESETS: Mapping[str, MACConfig] = {
     "paper": PAPER,
+    "pixels": PIXELS,
     "reference": REFERENCE,
     "reference-recurrent": REFERENCE_RECURRENT,
 }

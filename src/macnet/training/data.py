@@ -75,6 +75,11 @@ class Lessons:
                 f"recipe.images is {recipe.images}; it must be a multiple of the "
                 f"{parallel.size()} processes that share a batch"
             )
+        if (recipe.shift or recipe.jitter) and not self.fit().pixels:
+            raise InputError(
+                f"recipe.shift is {recipe.shift} and recipe.jitter {recipe.jitter}, but these are "
+                "features; only pictures are moved and lit anew"
+            )
         images = recipe.images // parallel.size()
         shard = parallel.rank(), parallel.size()
 

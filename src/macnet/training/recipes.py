@@ -29,8 +29,13 @@ class Recipe:
     validate: float = 1
     """Epochs between validations."""
 
-    optimiser: Literal["adam", "adamw"] = "adam"
-    """With adamw, weight decay is decoupled from the gradient."""
+    shift: int = 0
+    """Pictures are moved by up to so many pixels, each time they are seen."""
+    jitter: float = 0
+    """And their brightness and contrast are changed, by up to this share."""
+
+    optimiser: Literal["adam", "adamw", "muon"] = "adam"
+    """With adamw, weight decay is decoupled from the gradient; muon makes steps orthogonal."""
     lr: float = 1e-4
     """Learning rate; where it changes, the highest."""
     schedule: Literal["constant", "authors", "cosine"] = "constant"
@@ -129,9 +134,10 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "questions": 10,
         "epochs": 30,
         "patience": 0,
-        "lr": 3e-4,
+        "optimiser": "muon",
+        "lr": 2e-3,
         "schedule": "cosine",
-        "warm_up": 1,
+        "warm_up": 0.3,
         "average_warm_up": True,
         "precision": "bfloat16",
     },

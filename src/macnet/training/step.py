@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,8 @@ from macnet import parallel
 from macnet.data.batches import Source
 from macnet.errors import InputError
 from macnet.models.registry import System
+from macnet.training.augment import augmented
+from macnet.training.muon import Muon, is_matrix
 from macnet.training.objectives import Objective
 from macnet.training.recipes import Recipe
 
@@ -43,6 +45,27 @@ class Meters(NamedTuple):
         return Meters(*(a - b for a, b in zip(self, before, strict=True))) if before else self
 
 
+def _adam(weights: Mapping[str, nn.Parameter], **settings: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(weights.values(), **settings)
+
+
+def _adamw(weights: Mapping[str, nn.Parameter], **settings: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(weights.values(), **settings)
+
+
+def _muon(weights: Mapping[str, nn.Parameter], **settings: Any) -> torch.optim.Optimizer:
+    matrices = {name: weight for name, weight in weights.items() if is_matrix(name, weight)}
+    others = [weight for name, weight in weights.items() if name not in matrices]
+    return Muon(matrices.values(), others, **settings)
+
+
+OPTIMISERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "adam": _adam,
+    "adamw": _adamw,
+    "muon": _muon,
+}
+
+
 class Learner:
     """A network that learns, step by step; `average` is what it has become, for evaluation."""
 
@@ -61,13 +84,12 @@ class Learner:
         self.recipe, self._source, self.device = recipe, source, device
         self._weights = chosen_weights(network, recipe.trains)
         on_gpu = device.type == "cuda"
-        kind = torch.optim.AdamW if recipe.optimiser == "adamw" else torch.optim.Adam
         # A captured graph reads its numbers from the device.
         lr = torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr
         self.optimiser: torch.optim.Optimizer | None = None
         if self._weights:
-            self.optimiser = kind(
-                self._weights.values(),
+            self.optimiser = OPTIMISERS[recipe.optimiser](
+                self._weights,
                 lr=lr,
                 weight_decay=recipe.weight_decay,
                 fused=True,
@@ -138,6 +160,7 @@ class Learner:
 
     def _learn(self, drawn: tuple[Tensor, ...]) -> None:
         batch = self._source.gather(drawn)
+        batch = batch._replace(images=augmented(batch.images, self.recipe))
         low = self.recipe.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             scored = self._objective(self.system, self.network, batch)
@@ -193,7 +216,7 @@ class Learner:
         if self.average is not self.network:
             self.average.load_state_dict(_below("average/", tensors))
         if self.optimiser is not None:
-            for key in ("step", "exp_avg", "exp_avg_sq"):
+            for key in ("step", "exp_avg", "exp_avg_sq", "momentum"):
                 for name, value in _below(f"optimiser/{key}/", tensors).items():
                     weight = self._weights[name]
                     kept = value.to(self.device if self.device.type == "cuda" else value.device)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from macnet.configuration import refuse_no_count
 from macnet.errors import InputError
+from macnet.models.config import WIDTHS
 from macnet.models.encoders import PAD, PixelMaps, lengths_of, look_up
 from macnet.models.layers import working_dtype
 from macnet.models.lstm import read
@@ -92,7 +93,7 @@ class FlatImage(nn.Module):
         h, w = (-(-side // shrinks) // 2 for side in (height, width))
         self.size = config.channels * h * w
         """Of the vector."""
-        self.reduce = nn.Conv2d(PixelMaps.WIDTHS[-1] if pixels else channels, config.channels, 1)
+        self.reduce = nn.Conv2d(WIDTHS[-1] if pixels else channels, config.channels, 1)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> Tensor:

@@ -1,0 +1,89 @@
+"""Muon (Jordan et al., 2024): matrices learn by steps of which all singular values are alike.
+
+A logit of the read unit is a product of six learned factors, and memory passes one matrix p times.
+An entry-wise step such as Adam's can be one long push in a single direction, which such products
+multiply: the rate must be low enough for that push, and everything else learns as slowly. Muon
+makes the step of a matrix, the momentum M = UΣVᵀ, into UVᵀ: as far in every direction, and no
+farther in any.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+MOMENTUM = 0.95
+# An odd polynomial that, applied five times, brings singular values from (0, 1] to about 1.
+POLYNOMIAL, TIMES = (3.4445, -4.7750, 2.0315), 5
+LIKE_ADAM = 0.2  # the root mean square of Adam's steps, in learning rates
+
+
+class Muon(torch.optim.AdamW):
+    """Steps of matrices are made orthogonal; vectors and tables take those of AdamW.
+
+    Steps are as large as Adam's usually are, so that one learning rate does for both.
+    """
+
+    def __init__(
+        self, matrices: Iterable[nn.Parameter], others: Iterable[nn.Parameter], **settings: Any
+    ) -> None:
+        self._matrices = list(matrices)
+        super().__init__([{"params": self._matrices}, {"params": [*others]}], **settings)
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        alike: dict[tuple[int, int], list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
+        for weight in self._matrices:
+            if weight.grad is not None:
+                pushed = stacked(self._pushed(weight, weight.grad))
+                wide = pushed if pushed.shape[1] <= pushed.shape[2] else pushed.mT
+                alike[tuple(wide.shape[1:])].append((weight, wide))  # type: ignore[index]
+        rate, decay = self.param_groups[0]["lr"], self.param_groups[0]["weight_decay"]
+        for (_, longer), those in alike.items():
+            steps = orthogonal(torch.cat([wide for _, wide in those]))
+            for (weight, wide), step in zip(
+                those, steps.split([len(w) for _, w in those]), strict=True
+            ):
+                own = stacked(weight)
+                step = step if own.shape == wide.shape else step.mT
+                if decay:
+                    weight.mul_(1 - rate * decay)
+                weight.sub_(step.reshape(weight.shape) * (rate * LIKE_ADAM * math.sqrt(longer)))
+                weight.grad = None  # what is left is Adam's
+        super().step()
+
+    def _pushed(self, weight: nn.Parameter, gradient: Tensor) -> Tensor:
+        """Nesterov's momentum: where the weight is going, and its last push once more."""
+        state = self.state[weight]
+        if not state:
+            state["momentum"] = torch.zeros_like(weight)
+        momentum: Tensor = state["momentum"].lerp_(gradient, 1 - MOMENTUM)
+        return gradient.lerp(momentum, MOMENTUM)
+
+
+def is_matrix(name: str, weight: Tensor) -> bool:
+    """Whether a weight maps vectors to vectors; a table of word vectors does not."""
+    return weight.dim() > 1 and min(stacked(weight).shape[1:]) > 1 and "embedding" not in name
+
+
+def stacked(weight: Tensor) -> Tensor:
+    """(n, rows, columns): a stack of matrices, one to a step or direction; or one, a filter's."""
+    return weight if weight.dim() == 3 else weight.flatten(1)[None]
+
+
+def orthogonal(matrices: Tensor) -> Tensor:
+    """Of each of (n, r, c), r ≤ c, the nearest with orthonormal rows, nearly: UVᵀ for UΣVᵀ."""
+    low = torch.bfloat16 if matrices.is_cuda else torch.float32
+    norm = matrices.norm(dim=(1, 2), keepdim=True)
+    x = (matrices / (norm + 1e-12)).to(low)
+    a, b, c = POLYNOMIAL
+    for _ in range(TIMES):
+        square = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+    near: Tensor = x.to(matrices.dtype)
+    return near
