@@ -60,6 +60,7 @@ def made_up(pictures: int = 40, each: int = 5, seed: int = 0) -> Truth:
     return Truth(
         pictures=np.repeat(np.arange(pictures), each),
         shows=shows,
+        columns=6,
         there=np.arange(MAX_OBJECTS) < np.full((pictures, 1), 5),
         referents=referents,
         members=members,
@@ -173,6 +174,36 @@ def test_another_question_is_about_the_same_picture(counts: list[int]) -> None:
     assert (pictures[others] == pictures).all()
     assert sorted(others) == list(range(len(pictures)))
     assert all((others[q] == q) == (counts[pictures[q]] == 1) for q in range(len(pictures)))
+
+
+@given(st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
+def test_a_margin_is_the_places_around(seed: int) -> None:
+    truth = made_up(2, 1, seed)
+    wide = truth.with_margin()
+    for picture, thing in itertools.product(range(2), range(MAX_OBJECTS)):
+        own = [divmod(place, 6) for place in np.flatnonzero(truth.shows[picture, thing])]
+        around = {
+            6 * row + column
+            for y, x in own
+            for row, column in itertools.product(range(y - 1, y + 2), range(x - 1, x + 2))
+            if 0 <= row < 5 and 0 <= column < 6
+        }
+        assert set(np.flatnonzero(wide.shows[picture, thing])) == around
+
+
+def test_one_who_looks_beside_what_is_visited() -> None:
+    truth = made_up()
+    shows = np.zeros_like(truth.shows)
+    shows[:, range(5), [0, 2, 4, 24, 26]] = True  # five places of which no two touch
+    truth = replace(truth, shows=shows)
+    at = pointing_in_order(truth)
+    found = agreement(truth, at + np.where(at < 6, 6, -6))  # a row below, or above
+    assert found.objects["visited"].shares[OWN].right == 0
+    assert found.beside["visited"].shares[OWN].value == 1
+    assert found.beside["visited"].at_random_places > found.objects["visited"].at_random_places
+    exactly = agreement(truth, at)
+    assert exactly.beside["not visited"].shares[OWN].value == 0
 
 
 def test_an_only_question_has_no_other() -> None:

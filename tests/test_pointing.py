@@ -276,7 +276,7 @@ def test_how_many_at_once_does_not_matter(stream: Few, monkeypatch: pytest.Monke
     truth, (own,) = observed(stream, monkeypatch, 2, network())
     again, (same,) = observed(stream, monkeypatch, 100, network())
     for name, column in vars(truth).items():
-        assert (column == getattr(again, name)).all(), name
+        assert np.array_equal(column, getattr(again, name)), name
     assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(own, same, strict=True))
 
 

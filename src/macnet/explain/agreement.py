@@ -28,7 +28,10 @@ class Pointed:
     shares: Mapping[str, Share]
     """By source."""
     attention: Mapping[str, float]
-    """By source, the mean over objects: what the step that attends most to one gives it."""
+    """By source, the mean over objects: what the step that attends most to one gives it.
+
+    Empty where that was not measured.
+    """
     at_random_places: float
     at_random_objects: float
     area: float
@@ -62,6 +65,8 @@ class Agreement:
     """Of answers."""
     objects: Mapping[str, Pointed]
     """The referents, the members, both, and those that are not visited."""
+    beside: Mapping[str, Pointed]
+    """The visited and the others again, if to point at a place next to an object's were enough."""
     kinds: Mapping[str, Pointed]
     """Of the visited objects of questions, by column of the paper's tables."""
     answered: Mapping[str, Pointed]
@@ -80,7 +85,7 @@ class Agreement:
     """By source, for each step: where in the question it reads on average, from 0 to 1."""
 
     def to_record(self) -> dict[str, Any]:
-        groups = {"objects": self.objects, "kinds": self.kinds, "answered": self.answered}
+        groups = {name: getattr(self, name) for name in ("objects", "beside", "kinds", "answered")}
         return {
             "images": self.images,
             "answers": self.right.to_record(),
@@ -105,11 +110,15 @@ def measure(truth: Truth, network: Watched, random: Watched) -> Agreement:
         RANDOM: random,
     }
     hits = {name: _hits(truth, watched.peaks) for name, watched in sources.items()}
-    there, visited = truth.there[truth.pictures], truth.referents | truth.members
+    attention = {name: watched.attention.max(1) for name, watched in sources.items()}
+    wide = truth.with_margin()
+    near = {name: _hits(wide, watched.peaks) for name, watched in sources.items()}
+    visited = truth.referents | truth.members
+    not_visited = truth.there[truth.pictures] & ~visited
     right = network.answers == truth.answers
 
     def pointed(which: np.ndarray) -> Pointed:
-        return _pointed(truth, sources, hits, which)
+        return _pointed(truth, which, hits, attention)
 
     asks = visited.any(1)
     reading = {OWN: network.positions, RANDOM: random.positions}
@@ -120,7 +129,11 @@ def measure(truth: Truth, network: Watched, random: Watched) -> Agreement:
             "referents": pointed(truth.referents),
             "members": pointed(truth.members),
             "visited": pointed(visited),
-            "not visited": pointed(there & ~visited),
+            "not visited": pointed(not_visited),
+        },
+        beside={
+            "visited": _pointed(wide, visited, near, {}),
+            "not visited": _pointed(wide, not_visited, near, {}),
         },
         kinds={name: pointed(visited & (truth.kinds == name)[:, None]) for name in COLUMNS},
         answered={
@@ -146,21 +159,24 @@ def _hits(truth: Truth, peaks: np.ndarray) -> np.ndarray:
 
 
 def _pointed(
-    truth: Truth, sources: Mapping[str, Watched], hits: Mapping[str, np.ndarray], which: np.ndarray
+    truth: Truth,
+    which: np.ndarray,
+    hits: Mapping[str, np.ndarray],
+    attention: Mapping[str, np.ndarray],
 ) -> Pointed:
-    """Of the objects (Q, 10) that are meant."""
+    """Of the objects (Q, 10) that are meant; hits (Q, p, 10) and attention (Q, 10) by source."""
     areas = truth.shows.mean(2)[truth.pictures]  # (Q, 10)
     counts = truth.there.sum(1)[truth.pictures]  # (Q,)
-    steps = sources[OWN].peaks.shape[1]
+    looks = hits[OWN].shape[1]
     # An only question about a picture has no other.
     only = truth.others == np.arange(len(which))
     meant = {**dict.fromkeys(SOURCES, which), ANOTHER: which & ~only[:, None]}
     return Pointed(
-        {name: _share(found.max(1)[meant[name]]) for name, found in hits.items()},
-        {name: _mean(seen.attention.max(1)[meant[name]]) for name, seen in sources.items()},
-        _mean(some_hit(areas[which], steps)),
-        _mean(some_hit(1 / np.repeat(counts, which.sum(1)), steps)),
-        _mean(areas[which]),
+        shares={name: _share(found.max(1)[meant[name]]) for name, found in hits.items()},
+        attention={name: _mean(most[meant[name]]) for name, most in attention.items()},
+        at_random_places=_mean(some_hit(areas[which], looks)),
+        at_random_objects=_mean(some_hit(1 / np.repeat(counts, which.sum(1)), looks)),
+        area=_mean(areas[which]),
     )
 
 

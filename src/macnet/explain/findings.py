@@ -16,8 +16,9 @@ from macnet.explain.agreement import ANOTHER, OWN, RANDOM, SOURCES, Agreement, A
 
 WIDE = 1000  # columns, where there is no terminal: nothing is broken or left out there
 
-BESIDE = ("another\nquestion", "random\nweights")
+OTHERS = ("another\nquestion", "random\nweights")
 """The columns of the sources that the network's own attention is compared with."""
+NEAR = "– or beside"
 
 
 def show(found: Agreement, *, row: str, what: str, console: Console | None = None) -> None:
@@ -38,14 +39,14 @@ def show(found: Agreement, *, row: str, what: str, console: Console | None = Non
 
 
 def _pointing(found: Agreement) -> Table:
-    columns = "pointed\nat", "95%\ninterval", *BESIDE, "random\nplaces", "random\nobjects"
+    columns = "pointed\nat", "95%\ninterval", *OTHERS, "random\nplaces", "random\nobjects"
     table = _table("Objects that some step points at, %", "", *columns, "objects")
     *visited, (_, rest) = found.objects.items()
     for group in (
-        dict(visited),
+        {**dict(visited), NEAR: found.beside["visited"]},
         {SHORT[name]: pointed for name, pointed in found.kinds.items()},
         {f"if {how}": pointed for how, pointed in found.answered.items()},
-        {"not visited": rest},
+        {"not visited": rest, NEAR: found.beside["not visited"]},
     ):
         for name, pointed in group.items():
             own = pointed.shares[OWN]
@@ -65,7 +66,7 @@ def _pointing(found: Agreement) -> Table:
 
 def _attention(whose: Mapping[str, Pointed]) -> Table:
     title = "Attention of the step that gives an object most, %"
-    table = _table(title, "", "attention", *BESIDE, "if even")
+    table = _table(title, "", "attention", *OTHERS, "if even")
     for name, pointed in whose.items():
         values = (*(pointed.attention[source] for source in SOURCES), pointed.area)
         table.add_row(name, *map(_percent, values))
@@ -80,7 +81,7 @@ def _by_step(found: Agreement) -> Table:
     for number, (aim, place) in enumerate(zip(own, reading, strict=True), start=1):
         table.add_row(f"{number:4}", *map(_percent, aim), place)
     table.add_section()
-    for source, name in zip(SOURCES, ("all", *BESIDE), strict=True):
+    for source, name in zip(SOURCES, ("all", *OTHERS), strict=True):
         aims = found.steps[source]
         mean = Aim(*(math.fsum(values) / len(aims) for values in zip(*aims, strict=True)))
         table.add_row(name.replace("\n", " "), *map(_percent, mean))

@@ -13,12 +13,13 @@ A place may show two objects, and a step then points at both; chance is counted 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -50,6 +51,8 @@ class Truth:
     """(Q,): the picture that each is about."""
     shows: np.ndarray
     """(N, 10, L) bool: whether a place shows a pixel of an object."""
+    columns: int
+    """Of the grid that the places make, row by row."""
     there: np.ndarray
     """(N, 10) bool: which objects there are."""
     referents: np.ndarray
@@ -71,6 +74,13 @@ class Truth:
         following = np.arange(1, len(last) + 1)
         following[last] = first
         return following
+
+    def with_margin(self) -> Truth:
+        """As if objects were seen at the places around theirs too."""
+        grids = self.shows.reshape(*self.shows.shape[:2], -1, self.columns)
+        padded = np.pad(grids, [(0, 0), (0, 0), (1, 1), (1, 1)])
+        around = sliding_window_view(padded, (3, 3), axis=(2, 3)).max((4, 5))
+        return replace(self, shows=around.reshape(self.shows.shape))
 
 
 class Watched(NamedTuple):
@@ -131,7 +141,9 @@ def observe(
     if images < 1:
         raise InputError(f"{images} images of {split!r} are asked for; one is the least")
     Encoder.of(world, vocabulary)  # which refuses a vocabulary that lacks words of the world
-    place = nearest_places(networks[0].image, world.height, world.width).to(device)
+    trunk: Any = networks[0].image
+    place = nearest_places(trunk, world.height, world.width).to(device)
+    columns = trunk.grid(world.height, world.width)[1]
     pictures: list[tuple[Tensor, int]] = []
     questions: list[_Visiting] = []
     seen: list[list[Watched]] = [[] for _ in networks]
@@ -153,7 +165,7 @@ def observe(
                 pictures.append((of_scene, len(scene.objects)))
             advance(len(part.images))
     watched = [Watched(*map(np.concatenate, zip(*parts, strict=True))) for parts in seen]
-    return _collected(pictures, questions), watched
+    return _collected(pictures, columns, questions), watched
 
 
 @torch.inference_mode()
@@ -217,12 +229,15 @@ def _visiting(picture: int, question: Question, facts: Facts, vocabulary: Vocabu
     return _Visiting(picture, *visits(program, facts), question_type(program), answer)
 
 
-def _collected(pictures: list[tuple[Tensor, int]], questions: list[_Visiting]) -> Truth:
+def _collected(
+    pictures: list[tuple[Tensor, int]], columns: int, questions: list[_Visiting]
+) -> Truth:
     shows, counts = zip(*pictures, strict=True)
     links = [(q, *link) for q, question in enumerate(questions) for link in question.links]
     return Truth(
         pictures=np.array([question.picture for question in questions]),
         shows=torch.stack(shows).numpy(),
+        columns=columns,
         there=np.arange(MAX_OBJECTS) < np.array(counts)[:, None],
         referents=_marked([question.referents for question in questions]),
         members=_marked([question.members for question in questions]),
