@@ -7,12 +7,12 @@ import gc
 import os
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as shown  # which no word can make longer than a line
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import tyro
 
@@ -31,8 +31,10 @@ from macnet.errors import InputError
 if TYPE_CHECKING:
     import numpy as np
 
+    from macnet.explain.picture import Picture
     from macnet.explain.reply import Reply, Unknown
 
+Thought = TypeVar("Thought")  # a reply, or an explanation
 SIZE = 480, 320  # of a fresh scene, as CLEVR has it
 SEEDS = 1_000_000  # to choose from; more would be long to type again
 BAR = 40  # signs, for an answer that is certain
@@ -72,44 +74,53 @@ def ask(
         top: How many answers to show.
         device: Where the network runs; a GPU takes longer to wake up than a CPU to answer.
     """
-    image, question = _told_apart(image, question)
+    image, question = check(image, question, fresh)
     refuse_below_one("--top", top)
-    if image is not None:
-        refuse_given(fresh, f"{image} is what to ask about")
-    if fresh.save is not None and fresh.save.suffix.lower() != ".png":
-        raise InputError(f"--save is {fresh.save}; its name must end in .png")
-    with _unswept():
+    with in_a_hurry():
         from macnet.explain.model import open_model
 
         network = open_model(model, choose_device(device))
-        if image is not None:
-            reply = network.ask(image, question)
-        else:
-            seed = random.randrange(SEEDS) if fresh.seed is None else fresh.seed
-            scene = _draw(seed)
-            reply = network.ask(scene, question)
-            _save(fresh.save or Path(f"scene-{seed}.png"), scene, seed)
-    for note in _notes(reply.unknown):
-        print(note, file=sys.stderr)
+        reply = think(network.ask, image, question, fresh)
+    tell_unknown(reply.unknown)
     print(reply.answer, *_bars(reply, top), sep="\n")
 
 
 @contextmanager
-def _unswept() -> Iterator[None]:
-    """torch is a crowd of objects and no garbage; to look for some takes Python half a second.
+def in_a_hurry() -> Iterator[None]:
+    """For a process that loads torch in order to use it for a tenth of a second.
 
-    Most of that is when it ends, unless they are frozen.
+    torch is a crowd of objects and no garbage, and to look for some takes Python half a second,
+    most of it at the end. One thread is 0.05 s slower than two on a machine that is idle, and where
+    others work too, two that wait for each other at every small product are a second slower.
     """
     atexit.register(gc.freeze)
     gc.disable()
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     try:
         yield
     finally:
+        torch.set_num_threads(threads)
         gc.enable()
 
 
+# --- what is asked, and about what -----------------------------------------------------------
+
+
+def check(first: str | None, second: str | None, fresh: Fresh) -> tuple[str | None, str]:
+    """The image, if there is one, and the question."""
+    image, question = _told_apart(first, second)
+    if image is not None:
+        refuse_given(fresh, f"{image} is what to ask about")
+    if fresh.save is not None and fresh.save.suffix.lower() != ".png":
+        raise InputError(f"--save is {fresh.save}; its name must end in .png")
+    return image, question
+
+
 def _told_apart(first: str | None, second: str | None) -> tuple[str | None, str]:
-    """The image, if there is one, and the question: what stands alone is a question."""
+    """What stands alone is a question."""
     if first is None:
         raise InputError('there is no question; ask one, such as "What color is the cube?"')
     if second is not None:
@@ -117,6 +128,19 @@ def _told_apart(first: str | None, second: str | None) -> tuple[str | None, str]
     if os.path.isfile(first):  # noqa: PTH113  a question may be too long for Path.is_file
         raise InputError(f"{first}: this is a file; put a question about it, in quotes, after it")
     return None, first
+
+
+def think(
+    about: Callable[[Picture, str], Thought], image: str | None, question: str, fresh: Fresh
+) -> Thought:
+    """About the image, or else about a fresh scene, which is kept if there was something to say."""
+    if image is not None:
+        return about(image, question)
+    seed = random.randrange(SEEDS) if fresh.seed is None else fresh.seed
+    scene = _draw(seed)
+    thought = about(scene, question)
+    _save(fresh.save or Path(f"scene-{seed}.png"), scene, seed)
+    return thought
 
 
 def _draw(seed: int) -> np.ndarray:
@@ -135,6 +159,14 @@ def _save(path: Path, scene: np.ndarray, seed: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     save_picture(path, scene)
     print(f"{path}: a fresh scene; --seed {seed} draws it again", file=sys.stderr)
+
+
+# --- what is said ----------------------------------------------------------------------------
+
+
+def tell_unknown(unknown: Sequence[Unknown]) -> None:
+    for note in _notes(unknown):
+        print(note, file=sys.stderr)
 
 
 def _notes(unknown: Sequence[Unknown]) -> list[str]:
