@@ -101,6 +101,7 @@ ORDER = [
     "cli.overrides",
     "cli.train",
     "cli.evaluate",
+    "cli.export",
     "cli.ask",
     "cli.explain",
     "cli.main",

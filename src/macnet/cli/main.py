@@ -19,6 +19,7 @@ from macnet.cli.ask import ask
 from macnet.cli.datasets import extract, pack
 from macnet.cli.evaluate import evaluate
 from macnet.cli.explain import explain
+from macnet.cli.export import export
 from macnet.cli.overrides import Flags
 from macnet.cli.train import command, train
 from macnet.cli.worlds import compare, generate, render, sheet
@@ -33,6 +34,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "pack": pack,
     "train": train,
     "evaluate": evaluate,
+    "export": export,
     "ask": ask,
     "explain": explain,
 }

@@ -134,6 +134,18 @@ def open_trained(run: Path) -> Trained:
     return Trained(preset.system, config, fit, vocabulary, tensors, about, path)
 
 
+def export(trained: Trained, path: Path) -> None:
+    """One small file to give away: the weights in half precision, half as many bytes."""
+    halves = {
+        name: tensor.half() if tensor.is_floating_point() else tensor
+        for name, tensor in trained.weights.items()
+    }
+    for name, tensor in halves.items():
+        if not torch.isfinite(tensor).all():
+            raise InputError(f"{trained.path}: {name!r} holds numbers too large for a half float")
+    write_checkpoint(path, trained.about, halves)
+
+
 def load_weights(network: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     """Into a network of the same shapes; an embedding may have more words, which are then new."""
     own = network.state_dict()

@@ -135,7 +135,7 @@ RECIPES: Mapping[str, Mapping[str, Any]] = {
         "epochs": 30,
         "patience": 0,
         "optimiser": "muon",
-        "lr": 2e-3,
+        "lr": 3e-3,
         "schedule": "cosine",
         "warm_up": 0.3,
         "average_warm_up": True,
