@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from macnet.explain.reply import Explanation, Look, Reply, Unknown
+from macnet.explain.reply import Centres, Explanation, Look, Reply, Unknown
 
 QUESTION = "What color is the cube behind the tiny sphere?"
 
@@ -14,6 +14,13 @@ def shares(rng: np.random.Generator, *shape: int) -> np.ndarray:
     drawn = np.exp(rng.normal(0, 2, shape))
     attention: np.ndarray = (drawn / drawn.sum()).astype(np.float32)
     return attention
+
+
+def centred(rows: int, columns: int, stride: int = 8) -> Centres:
+    """As a trunk that shrinks a picture by the stride centres its places: on its pixel 0, 8, …"""
+    return Centres(
+        *((stride * np.arange(cells) + 0.5) / (stride * cells) for cells in (rows, columns))
+    )
 
 
 def explanation(
@@ -47,4 +54,4 @@ def explanation(
     width, height = picture
     pixels = rng.integers(0, 256, (height, width, 3), np.uint8)
     reply = Reply(question, dict(zip(answers, likely, strict=True)), unknown)
-    return Explanation(reply, read, pixels, tuple(looks))
+    return Explanation(reply, read, pixels, centred(*grid), tuple(looks))

@@ -188,6 +188,9 @@ def test_an_explanation_is_the_trace_of_its_answer(run: Path, model: Model) -> N
     assert found.reply == model.ask(SCENE, "What color is the large shpere?")
     assert found.words == WORDS
     np.testing.assert_array_equal(found.picture, SCENE)
+    # In the middle of every eighth pixel, from the first.
+    np.testing.assert_allclose(found.centres.down, [0.5 / 24, 8.5 / 24, 16.5 / 24])
+    np.testing.assert_allclose(found.centres.across, np.arange(0.5, 40, 8) / 40)
     trained = open_trained(run)
     network: Any = trained.network()
     pixels = np.asarray(Image.fromarray(SCENE).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC))

@@ -12,26 +12,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from explained import explanation
+from explained import explanation, shares
 from macnet.explain.figure import (
+    FIGURE,
     FRAME,
     GAP,
     INK,
     MARGIN,
-    PANEL,
+    MOST_READ,
+    READ,
     draw_figure,
     draw_frames,
-    note,
+    most_read,
     warmth,
     write_gif,
     write_png,
 )
 from macnet.explain.overlay import shade
 from macnet.explain.reply import Unknown
-
-
-def columns(image: Image.Image) -> float:
-    return (image.width - 2 * MARGIN + GAP) / (PANEL + GAP)
 
 
 def holds(image: Image.Image, part: np.ndarray) -> bool:
@@ -46,23 +44,27 @@ def holds(image: Image.Image, part: np.ndarray) -> bool:
 
 @pytest.mark.parametrize(
     ("steps", "across", "down"),
-    [(1, 3, 1), (2, 4, 1), (3, 5, 1), (4, 3, 2), (8, 5, 2), (12, 5, 3), (16, 5, 4)],
+    [(1, 4, 1), (4, 4, 1), (5, 4, 2), (8, 4, 2), (9, 6, 2), (12, 6, 2), (16, 6, 3)],
 )
 def test_every_step_has_a_panel(steps: int, across: int, down: int) -> None:
-    told = explanation(steps=steps, picture=(PANEL, 100))  # which is shown as it is
+    panel = (FIGURE + GAP) // across - GAP
+    told = explanation(steps=steps, picture=(panel, 100))  # which is shown as it is
     figure = draw_figure(told)
-    assert columns(figure) == across
-    assert down * 200 < figure.height < down * 320 + 120
-    assert holds(figure, told.picture)
+    assert figure.width == FIGURE + 2 * MARGIN
+    assert 400 + down * 200 < figure.height < 600 + down * 330
     for look in told.looks:
-        assert holds(figure, shade(told.picture, look.places))
+        assert holds(figure, shade(told.picture, look.places, told.centres))
+    half = (FIGURE - GAP) // 2
+    told = explanation(steps=steps, picture=(half, 100))
+    assert holds(draw_figure(told), told.picture)
 
 
 def test_a_film_has_a_frame_for_each_step_and_two(tmp_path: Path) -> None:
     told = explanation(steps=5, picture=(FRAME, 200))
     drawn = draw_frames(told)
     assert len({frame.size for frame in drawn}) == 1
-    lit = [told.picture, *(shade(told.picture, look.places) for look in told.looks), told.picture]
+    lit = [shade(told.picture, look.places, told.centres) for look in told.looks]
+    lit = [told.picture, *lit, told.picture]
     assert all(holds(frame, part) for frame, part in zip(drawn, lit, strict=True))
     write_gif(told, tmp_path / "film.gif")
     with Image.open(tmp_path / "film.gif") as film:
@@ -91,9 +93,7 @@ def test_the_same_thought_is_the_same_file(tmp_path: Path) -> None:
 )
 def test_pictures_of_any_shape(size: tuple[int, int]) -> None:
     told = explanation(steps=2, picture=size)
-    figure = draw_figure(told)
-    assert columns(figure) == 4
-    assert figure.height < 1000
+    assert draw_figure(told).height < 2200
     assert all(frame.width == FRAME + 2 * MARGIN for frame in draw_frames(told))
 
 
@@ -113,7 +113,6 @@ def test_pictures_of_any_shape(size: tuple[int, int]) -> None:
 def test_questions_of_any_length_and_script(question: str) -> None:
     told = explanation(steps=2, question=question)
     figure = draw_figure(told)
-    assert columns(figure) == 4
     assert figure.height < 2200
     margins = np.asarray(figure).copy()
     margins[MARGIN:-MARGIN, MARGIN:-MARGIN] = 255
@@ -131,13 +130,35 @@ def test_what_a_network_lacks_is_left_out() -> None:
 
 
 def test_unknown_words_are_told() -> None:
-    assert note(Unknown("shpere", "sphere")) == "It read “shpere” as “sphere”."
-    assert note(Unknown("wug", None)) == "It does not know the word “wug”."
+    strange = Unknown("shpere", "sphere"), Unknown("wug", None), Unknown("colour", "color")
+    assert explanation(unknown=strange).reply.notes == [
+        "It read 'shpere' as 'sphere', 'colour' as 'color'.",
+        "It has never read 'wug'.",
+    ]
+    assert explanation().reply.notes == []
+    assert len(explanation(unknown=(Unknown("x" * 900, None),)).reply.notes[0]) < 60
     plain = draw_figure(explanation(steps=2, picture=(40, 4)))
     told = draw_figure(
         explanation(steps=2, picture=(40, 4), unknown=(Unknown("shpere", "sphere"),) * 9)
     )
     assert told.height > plain.height
+
+
+@given(seed=st.integers(0, 1 << 16), count=st.integers(1, 40))
+def test_a_panel_shows_the_words_that_were_read_most(seed: int, count: int) -> None:
+    read = shares(np.random.default_rng(seed), count)
+    names, weights = most_read([f"w{i}" for i in range(count)], read)
+    kept = [int(name[1:]) for name in names if name != "…"]
+    assert kept == sorted(kept)
+    rest = [share for i, share in enumerate(read) if i not in kept]
+    assert min(read[kept]) >= max(rest, default=0)
+    assert [w for name, w in zip(names, weights, strict=True) if name != "…"] == list(read[kept])
+    # As many as it takes, and as there is room for.
+    assert len(kept) == MOST_READ or read[kept].sum() > READ - 1e-6
+    assert len(kept) == 1 or np.sort(read[kept])[1:].sum() < READ + 1e-6
+    gaps = sum(b > a + 1 for a, b in zip([-1, *kept], [*kept, count], strict=True))
+    assert len(names) == len(kept) + gaps
+    assert "… …" not in " ".join(names)
 
 
 @given(a=st.floats(0, 1), b=st.floats(0, 1))

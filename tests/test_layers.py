@@ -85,6 +85,7 @@ ORDER = [
     "explain.reply",
     "explain.picture",
     "explain.spelling",
+    "explain.places",
     "explain.model",
     "explain.overlay",
     "explain.figure",

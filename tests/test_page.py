@@ -155,7 +155,7 @@ def test_what_no_script_has_is_replaced(tmp_path: Path) -> None:
 def test_unknown_words_are_told() -> None:
     unknown = (Unknown("<b>", None), Unknown("shpere", "sphere"))
     parsed = Parsed(make_page(explanation(unknown=unknown)))
-    assert "It does not know the word “<b>”.It read “shpere” as “sphere”." in parsed.text["p"]
+    assert "It read 'shpere' as 'sphere'.It has never read '<b>'." in parsed.text["p"]
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 700), (2600, 1300)], ids=str)
@@ -177,7 +177,8 @@ def test_a_step_is_told_in_words() -> None:
         "Step 1 of 1 reads “ball” (75%) and “red” (25%), looks at the upper right (80%) and keeps "
         f"{look.kept:.0%} of its memory."
     )
-    told = explanation(steps=2, first=0, words=False, gate=False, grid=(1, 1))
+    told = explanation(steps=2, first=0, words=False, gate=False, grid=(3, 3))
+    told.looks[1].places[:] = np.diag([0, 1, 0])
     recalled = told.looks[1].recalled
     assert recalled is not None
     recalled[:] = 0.9, 0.1
@@ -248,7 +249,7 @@ def test_in_a_browser(tmp_path: Path) -> None:
     )
     assert (did["playing"], did["then"], did["hash"]) == ("Pause", "Play", "#step=1")
     lit = np.array(did["pixels"]).reshape(-1, did["width"], 4)[..., :3]
-    apart = np.abs(lit - shade(told.picture, told.looks[0].places).astype(int))
+    apart = np.abs(lit - shade(told.picture, told.looks[0].places, told.centres).astype(int))
     assert apart.mean() < 2
     assert apart.max() < 25
 

@@ -174,7 +174,7 @@ def test_which_places_show_which_objects(data: st.DataObject) -> None:
     expected = np.zeros((2, MAX_OBJECTS, rows * columns), bool)
     for n, y, x in itertools.product(range(2), range(height), range(width)):
         if masks[n, y, x] >= 0:
-            row, column = min((y + 4) // 8, rows - 1), min((x + 4) // 8, columns - 1)
+            row, column = min((y + 3) // 8, rows - 1), min((x + 3) // 8, columns - 1)
             expected[n, masks[n, y, x], row * columns + column] = True
     assert (shows == expected).all()
 

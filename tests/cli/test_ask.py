@@ -84,12 +84,11 @@ def test_of_another_network(here: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_words_it_has_never_read(capsys: pytest.CaptureFixture[str]) -> None:
     slipped, remarks = asks(capsys, "scene.png", "What colour is teh cube?")
     assert slipped == asks(capsys, "scene.png", QUESTION)[0]
-    meant = "'colour' → 'color', 'teh' → 'the'"
-    assert remarks == [f"read as the words that were likely meant: {meant}"]
+    assert remarks == ["It read 'colour' as 'color', 'teh' as 'the'."]
     _, remarks = asks(capsys, "scene.png", "Gibt es einen \x1b[31mroter Würfel, shpere 🙂")
     assert remarks == [
-        "read as the words that were likely meant: 'shpere' → 'sphere'",
-        "the network has never read 'gibt', 'es', 'einen', '\\x1b[31mroter', 'würfel', '🙂'",
+        "It read 'shpere' as 'sphere'.",
+        "It has never read 'gibt', 'es', 'einen', '\\x1b[31mroter', 'würfel', '🙂'.",
     ]
     _, (remark,) = asks(capsys, "scene.png", "w" * 100_000)
     assert len(remark) < 100

@@ -7,11 +7,10 @@ import gc
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from reprlib import repr as shown  # which no word can make longer than a line
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import tyro
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from macnet.explain.picture import Picture
-    from macnet.explain.reply import Reply, Unknown
+    from macnet.explain.reply import Reply
 
 Thought = TypeVar("Thought")  # a reply, or an explanation
 SIZE = 480, 320  # of a fresh scene, as CLEVR has it
@@ -81,7 +80,7 @@ def ask(
 
         network = open_model(model, choose_device(device))
         reply = think(network.ask, image, question, fresh)
-    tell_unknown(reply.unknown)
+    tell_unknown(reply)
     print(reply.answer, *_bars(reply, top), sep="\n")
 
 
@@ -164,20 +163,9 @@ def _save(path: Path, scene: np.ndarray, seed: int) -> None:
 # --- what is said ----------------------------------------------------------------------------
 
 
-def tell_unknown(unknown: Sequence[Unknown]) -> None:
-    for note in _notes(unknown):
+def tell_unknown(reply: Reply) -> None:
+    for note in reply.notes:
         print(note, file=sys.stderr)
-
-
-def _notes(unknown: Sequence[Unknown]) -> list[str]:
-    meant = [f"{shown(a.word)} → {a.meant!r}" for a in unknown if a.meant is not None]
-    strange = [shown(a.word) for a in unknown if a.meant is None]
-    notes = []
-    if meant:
-        notes.append(f"read as the words that were likely meant: {', '.join(meant)}")
-    if strange:
-        notes.append(f"the network has never read {', '.join(strange)}")
-    return notes
 
 
 def _bars(reply: Reply, top: int) -> list[str]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from macnet.cli.ask import SEEDS, Fresh, _draw, _notes, _save, _told_apart
-from macnet.cli.options import PLAIN, Device, Somewhere, choose_device, refuse_given
+from macnet.cli.ask import Fresh, check, in_a_hurry, tell_unknown, think
+from macnet.cli.options import PLAIN, Device, Somewhere, choose_device
 from macnet.errors import InputError
 
 KINDS = ".png", ".gif", ".html"
@@ -41,32 +39,22 @@ def explain(
         model: Folder of a run, or its best.safetensors; the network that is shipped if not given.
         device: Where the network runs.
     """
-    image, question = _told_apart(image, question)
+    image, question = check(image, question, fresh)
     if out.suffix.lower() not in KINDS:
         raise InputError(f"--out is {out}; its name must end in .png, .gif or .html")
     if out.is_dir():
         raise InputError(f"--out is {out}, which is a folder; name a file")
-    if image is not None:
-        refuse_given(fresh, f"{image} is what to ask about")
-    if fresh.save is not None and fresh.save.suffix.lower() != ".png":
-        raise InputError(f"--save is {fresh.save}; its name must end in .png")
     if out.resolve() in [Path(name).resolve() for name in (image, fresh.save) if name is not None]:
         raise InputError(f"--out is {out}, which is the picture itself; name another file")
 
-    from macnet.explain.figure import write_gif, write_png
-    from macnet.explain.model import open_model
-    from macnet.explain.page import write_page
+    with in_a_hurry():
+        from macnet.explain.figure import write_gif, write_png
+        from macnet.explain.model import open_model
+        from macnet.explain.page import write_page
 
-    network = open_model(model, choose_device(device))
-    if image is not None:
-        explanation = network.explain(image, question)
-    else:
-        seed = random.randrange(SEEDS) if fresh.seed is None else fresh.seed
-        scene = _draw(seed)
-        explanation = network.explain(scene, question)
-        _save(fresh.save or Path(f"scene-{seed}.png"), scene, seed)
-    for note in _notes(explanation.reply.unknown):
-        print(note, file=sys.stderr)
+        network = open_model(model, choose_device(device))
+        explanation = think(network.explain, image, question, fresh)
+    tell_unknown(explanation.reply)
     write = dict(zip(KINDS, (write_png, write_gif, write_page), strict=True))
     out.parent.mkdir(parents=True, exist_ok=True)
     write[out.suffix.lower()](explanation, out)

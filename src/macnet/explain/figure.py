@@ -7,8 +7,8 @@ and beside one another, and none needs to know how large the others will be.
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 from itertools import islice
 from pathlib import Path
 
@@ -17,18 +17,21 @@ from PIL import Image, ImageDraw, ImageFont
 
 from macnet.disk import whole_file
 from macnet.explain.overlay import shade
-from macnet.explain.reply import Explanation, Look, Reply, Unknown
+from macnet.explain.reply import Explanation, Look, Reply
 
-PANEL, FRAME = 320, 640  # the width of a step, in the figure and in the film
-MARGIN, GAP, NEAR = 36, 30, 10
+FIGURE, FRAME = 1600, 640  # the widths of all that is shown: half of it fits a column of text
+MARGIN, GAP, NEAR = 36, 28, 10
 TALLEST, FLATTEST = 1.5, 0.25  # the room for a picture, in widths
 PAPER, INK, QUIET, FAINT = (255, 255, 255), (26, 26, 26), (107, 107, 107), (228, 228, 228)
 WARM = (245, 161, 26)  # behind the most attended word; ink reads on it at 8:1
-SMALL = 15
+MOST_READ, READ = 6, 2 / 3  # words of a step in the figure: so many, or that share of attention
+LONGEST = 15  # letters of a word there
 LIKELIEST = 5  # answers that are shown
 QUESTION_MS, STEP_MS, ANSWER_MS = 2000, 1000, 4000  # that a frame stays
 
 Colour = tuple[int, ...]
+Reading = Callable[[Sequence[str], np.ndarray], tuple[Sequence[str], np.ndarray]]
+"""Of words and their attention, those that are shown."""
 
 
 def write_png(explanation: Explanation, out: Path) -> None:
@@ -45,29 +48,25 @@ def write_gif(explanation: Explanation, out: Path) -> None:
 
 
 def draw_figure(explanation: Explanation) -> Image.Image:
-    """The question above; then in rows the picture, a panel for each step, and the answer."""
-    picture = _resized(explanation.picture, PANEL)
-    size = _size(explanation.words, 19, 15, 12)
-    panels = [_above(NEAR, _text("the picture", PANEL), _boxed(picture, PANEL))]
-    panels += _steps(explanation, picture, PANEL, size)
-    cells = len(panels) + 1
-    columns = min((5, 4, 3)[: 2 + (cells < 10)], key=lambda count: -cells % count)
-    room = min(2, 1 + -cells % columns)  # the answer may take what is left of the last row
-    room = room * (PANEL + GAP) - GAP
-    panels.append(_above(NEAR, _text("the answer", room), _answer(explanation.reply, room)))
-    rows = [_beside(GAP, *panels[at : at + columns]) for at in range(0, cells, columns)]
-    width = columns * (PANEL + GAP) - GAP
-    return _framed(_above(GAP, _question(explanation.reply, width, 34), *rows), width)
+    """The picture, the question and the answer; below, in rows, a panel for each step."""
+    reply, half = explanation.reply, (FIGURE - GAP) // 2
+    picture = _boxed(_resized(explanation.picture, half), half)
+    told = _above(GAP, _question(reply, half, 40), _answer(reply, half))
+    columns = 4 if len(explanation.looks) <= 8 else 6
+    steps = _steps(explanation, (FIGURE + GAP) // columns - GAP, 24, most_read)
+    rows = iter(lambda: list(islice(steps, columns)), [])
+    parts = _beside(GAP, picture, told), *(_beside(GAP, *row) for row in rows)
+    return _framed(_above(GAP, *parts), FIGURE)
 
 
 def draw_frames(explanation: Explanation) -> list[Image.Image]:
     """The picture and the question, a frame for each step, and the answer: all of one size."""
-    picture = _resized(explanation.picture, FRAME)
-    plain, reply = _boxed(picture, FRAME), explanation.reply
+    plain, reply = _boxed(_resized(explanation.picture, FRAME), FRAME), explanation.reply
+    label = partial(_text, width=FRAME, size=18)
     frames = [
-        _above(NEAR, _text("the question", FRAME), plain, _question(reply, FRAME, 28)),
-        *_steps(explanation, picture, FRAME, _size(explanation.words, 28, 20, 14)),
-        _above(NEAR, _text("the answer", FRAME), plain, _answer(reply, FRAME)),
+        _above(NEAR, label("the question"), plain, _question(reply, FRAME, 28)),
+        *_steps(explanation, FRAME, _size(explanation.words, 28, 20, 14), all_read),
+        _above(NEAR, label("the answer"), plain, _answer(reply, FRAME)),
     ]
     height = max(frame.height for frame in frames)
     return [_framed(frame, FRAME, height) for frame in frames]
@@ -81,69 +80,84 @@ def _question(reply: Reply, width: int, size: int) -> Image.Image:
     return _words(words, None, _size(words, size, 24, 16), width)
 
 
-def _steps(
-    explanation: Explanation, picture: np.ndarray, width: int, size: int
-) -> Iterator[Image.Image]:
+def _steps(explanation: Explanation, width: int, size: int, read: Reading) -> Iterator[Image.Image]:
     """What each step kept, looked at, read and recalled."""
+    picture = _resized(explanation.picture, width)
     for number, look in enumerate(explanation.looks, 1):
-        parts = [_title(number, look, width), _boxed(shade(picture, look.places), width)]
+        lit = shade(picture, look.places, explanation.centres)
+        parts = [_title(number, look, width), _boxed(lit, width)]
         if look.words is not None:
-            parts.append(_words(explanation.words, look.words, size, width))
+            parts.append(_words(*read(explanation.words, look.words), size, width))
         if look.recalled is not None and len(look.recalled):
             parts.append(_recalled(number, look.recalled, width))
         yield _above(NEAR, *parts)
 
 
+def all_read(words: Sequence[str], shares: np.ndarray) -> tuple[Sequence[str], np.ndarray]:
+    return words, shares
+
+
+def most_read(words: Sequence[str], shares: np.ndarray) -> tuple[Sequence[str], np.ndarray]:
+    """The fewest words that have most of the attention, in their order, with … for what is between.
+
+    A panel has room for some words only.
+    """
+    most = np.argsort(-shares, kind="stable")
+    enough = np.searchsorted(shares[most].cumsum(), READ) + 1
+    kept = sorted(most[: min(enough, MOST_READ)].tolist())
+    told: list[tuple[str, float]] = []
+    for before, which in zip([-1, *kept], kept, strict=False):
+        told += [("…", 0.0)] * (which > before + 1)
+        word = words[which]
+        told.append((word if len(word) <= LONGEST else f"{word[:LONGEST]}…", shares[which]))
+    told += [("…", 0.0)] * (kept[-1] < len(words) - 1)
+    names, weights = zip(*told, strict=True)
+    return names, np.array(weights)
+
+
 def _title(number: int, look: Look, width: int) -> Image.Image:
-    title = _text(str(number), width, bold=True)
+    title = _text(str(number), width, 24, bold=True)
     if look.kept is not None:
-        kept = f"kept {look.kept:.2f} of the old memory"
-        ImageDraw.Draw(title).text((width, 0), kept, QUIET, _font(SMALL), anchor="ra")
+        kept = f"kept {look.kept:.2f}"
+        ImageDraw.Draw(title).text((width, 0), kept, QUIET, _font(22), anchor="ra")
     return title
 
 
 def _recalled(number: int, shares: np.ndarray, width: int) -> Image.Image:
     """A bar over the number of each step before; 0 is where all begin."""
-    image = Image.new("RGB", (width, 54), PAPER)
+    image = Image.new("RGB", (width, 86), PAPER)
     pen = ImageDraw.Draw(image)
-    pen.text((0, 18), "recalled", QUIET, _font(SMALL))
-    left = 80
-    apart = min(24, (width - left) / len(shares))
-    font = _font(12 if apart > 18 else 9)
+    pen.text((0, 0), "recalled", QUIET, _font(20))
+    apart = min(30, width / len(shares))
+    font = _font(min(18, int(0.8 * apart)))
     for column, share in enumerate(shares):
-        x = left + column * apart
-        pen.rectangle((x + 1, 0, x + apart - 3, 36), FAINT)
-        pen.rectangle((x + 1, round(36 * (1 - share)), x + apart - 3, 36), INK)
+        x = column * apart
+        pen.rectangle((x, 28, x + apart - 4, 64), FAINT)
+        pen.rectangle((x, 28 + round(36 * (1 - share)), x + apart - 4, 64), INK)
         before = number - len(shares) + column
-        pen.text((x + apart / 2 - 1, 40), str(before), QUIET, font, anchor="ma")
+        pen.text((x + apart / 2 - 2, 67), str(before), QUIET, font, anchor="ma")
     return image
 
 
 def _answer(reply: Reply, width: int) -> Image.Image:
     """The answer, the likeliest with their probabilities, and the words it could not know."""
     likeliest = list(islice(reply.probabilities.items(), LIKELIEST))
-    names = [_cut(name, _font(19), width // 3) for name, _ in likeliest]
-    left = max(_font(19).getlength(name) for name in names) + 14
-    right = width - 62
-    line = 32
+    names = [_cut(name, _font(26), width // 3) for name, _ in likeliest]
+    left = max(_font(26).getlength(name) for name in names) + 16
+    right = width - 92
+    line = 42
     bars = Image.new("RGB", (width, line * len(likeliest)), PAPER)
     pen = ImageDraw.Draw(bars)
     for row, (name, (_, probability)) in enumerate(zip(names, likeliest, strict=True)):
-        y = row * line
-        pen.text((0, y + 4), name, INK, _font(19))
-        pen.rectangle((left, y + 5, right, y + 24), FAINT)
+        middle = row * line + line // 2
+        pen.text((0, middle), name, INK, _font(26), anchor="lm")
+        pen.rectangle((left, middle - 13, right, middle + 13), FAINT)
         if length := round((right - left) * probability):
-            pen.rectangle((left, y + 5, left + length, y + 24), WARM)
-        pen.text((width, y + 6), f"{probability:.1%}", INK, _font(17), anchor="ra")
-    parts = [_words([reply.answer], None, 44, width, bold=True), bars]
-    parts += (_words(note(word).split(), None, SMALL, width) for word in reply.unknown)
+            pen.rectangle((left, middle - 13, left + length, middle + 13), WARM)
+        pen.text((width, middle), f"{probability:.1%}", INK, _font(24), anchor="rm")
+    parts = [_words([reply.answer], None, 56, width, bold=True), bars]
+    parts += (_words(note.split(), None, 22, width) for note in reply.notes)
     return _above(NEAR, *parts)
-
-
-def note(unknown: Unknown) -> str:
-    if unknown.meant is None:
-        return f"It does not know the word “{unknown.word}”."
-    return f"It read “{unknown.word}” as “{unknown.meant}”."
 
 
 # --- words -----------------------------------------------------------------------------------
@@ -160,7 +174,7 @@ def _words(
     """Words in lines, each on a ground that is the warmer the more it is attended."""
     font = _font(size, bold)
     pad, line = 0 if shares is None else max(3, size // 5), round(size * 1.5)
-    gap = 0.7 * pad or font.getlength(" ")
+    gap = pad or font.getlength(" ")
     placed: list[tuple[int, str, float, int]] = []  # which word, its letters, and where
     x, y = 0.0, 0
     for which, word in enumerate(words):
@@ -212,9 +226,9 @@ def _size(words: Sequence[str], few: int, many: int, crowd: int) -> int:
     return few if letters < 180 else many if letters < 360 else crowd
 
 
-def _text(text: str, width: int, *, bold: bool = False) -> Image.Image:
-    image = Image.new("RGB", (width, 20), PAPER)
-    ImageDraw.Draw(image).text((0, 0), text, INK if bold else QUIET, _font(SMALL, bold))
+def _text(text: str, width: int, size: int, *, bold: bool = False) -> Image.Image:
+    image = Image.new("RGB", (width, round(1.2 * size)), PAPER)
+    ImageDraw.Draw(image).text((0, 0), text, INK if bold else QUIET, _font(size, bold))
     return image
 
 

@@ -24,7 +24,8 @@ from torch import Tensor
 from macnet.data.vocab import END, MAX_WORDS, SPECIALS, START, TOKENISINGS, UNK, Vocabulary
 from macnet.errors import InputError
 from macnet.explain.picture import Picture, open_picture, squeeze
-from macnet.explain.reply import Explanation, Look, Reply, Unknown
+from macnet.explain.places import centres
+from macnet.explain.reply import Centres, Explanation, Look, Reply, Unknown
 from macnet.explain.spelling import likely_meant
 from macnet.models.mac import MACNetwork, Step
 from macnet.models.registry import look_and_read
@@ -81,12 +82,17 @@ class Model:
         with torch.inference_mode():
             logits, steps = network.trace(self._seen(picture), self._read(asked))
         trunk: Any = network.image
-        grid = trunk.grid(self.trained.fit.height, self.trained.fit.width)
+        size = self.trained.fit.height, self.trained.fit.width
+        # The middle of a pixel is half a pixel further than its number.
+        middles = (
+            (at + 0.5) / length for at, length in zip(centres(trunk, *size), size, strict=True)
+        )
         return Explanation(
             reply=self._reply(asked, logits),
             words=asked.words,
             picture=np.asarray(picture),
-            looks=tuple(_look(step, grid) for step in steps),
+            centres=Centres(*middles),
+            looks=tuple(_look(step, trunk.grid(*size)) for step in steps),
         )
 
     def _seen(self, picture: Image.Image) -> Tensor:

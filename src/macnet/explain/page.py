@@ -19,9 +19,9 @@ import numpy as np
 from PIL import Image
 
 from macnet.disk import write_safely
-from macnet.explain.figure import LIKELIEST, note
+from macnet.explain.figure import LIKELIEST
 from macnet.explain.overlay import COLOUR, LIT, UNLIT, WIDTH
-from macnet.explain.reply import Explanation, Look, Reply
+from macnet.explain.reply import Centres, Explanation, Look, Reply
 
 TEMPLATE = Path(__file__).with_name("page.html")
 LARGEST = 1280  # pixels a side of the picture, which is shown smaller
@@ -54,6 +54,8 @@ def make_page(explanation: Explanation) -> str:
         "data": _as_json(
             {
                 "words": explanation.words,
+                "down": explanation.centres.down.tolist(),
+                "across": explanation.centres.across.tolist(),
                 "steps": [
                     _step(explanation, number) for number in range(1, len(explanation.looks) + 1)
                 ],
@@ -86,7 +88,7 @@ def _said(explanation: Explanation, look: Look, number: int) -> str:
         most = np.argsort(-look.words, kind="stable")[:2]
         read = (f"“{explanation.words[i]}” ({look.words[i]:.0%})" for i in most)
         done.append(f"reads {' and '.join(read)}")
-    where, share = _ninth(look.places)
+    where, share = _ninth(look.places, explanation.centres)
     done.append(f"looks at the {where} ({share:.0%})")
     if look.recalled is not None and len(look.recalled):
         most_recalled = int(look.recalled.argmax())
@@ -98,10 +100,10 @@ def _said(explanation: Explanation, look: Look, number: int) -> str:
     return f"{', '.join(done[:-1])} and {done[-1]}" if done[1:] else done[0]
 
 
-def _ninth(places: np.ndarray) -> tuple[str, float]:
+def _ninth(places: np.ndarray, centres: Centres) -> tuple[str, float]:
     """Which ninth of the picture holds most of the attention, and how much of it."""
     shares = np.zeros((3, 3))
-    thirds = [((np.arange(cells) + 0.5) / cells * 3).astype(int) for cells in places.shape]
+    thirds = [(3 * at).astype(int) for at in centres]
     np.add.at(shares, tuple(np.meshgrid(*thirds, indexing="ij")), places)
     row, column = divmod(int(shares.argmax()), 3)
     return NINTHS[row][column], float(shares[row, column])
@@ -120,9 +122,7 @@ def _likeliest(reply: Reply) -> str:
 
 
 def _unknown(reply: Reply) -> str:
-    return "".join(
-        f'<p class="note named">{html.escape(note(unknown))}</p>' for unknown in reply.unknown
-    )
+    return "".join(f'<p class="note named">{html.escape(note)}</p>' for note in reply.notes)
 
 
 def _as_uri(picture: np.ndarray) -> str:

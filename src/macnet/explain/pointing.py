@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from macnet.clevr.world import Block, Stream, World
 from macnet.data.stream import Encoder
 from macnet.data.vocab import PAD, Vocabulary
 from macnet.errors import InputError
+from macnet.explain.places import centres
 from macnet.explain.visits import visits
 from macnet.models.mac import MACNetwork
 from macnet.progress import progress
@@ -187,17 +188,11 @@ def watch(network: MACNetwork, images: Tensor, questions: Tensor, shows: Tensor)
 
 
 def nearest_places(trunk: Any, height: int, width: int) -> Tensor:
-    """(height·width,): the place of K that each pixel is nearest to.
-
-    Strided convolutions with a padding of one centre place i on pixel i · stride: half a stride
-    before the middle of the i-th of equal stretches.
-    """
-    rows, columns = trunk.grid(height, width)
-    stride = next(n for n in count(1) if trunk.grid(n + 1, 1)[0] > 1)
-    y = ((torch.arange(height) + stride // 2) // stride).clamp(max=rows - 1)
-    x = ((torch.arange(width) + stride // 2) // stride).clamp(max=columns - 1)
-    place: Tensor = y[:, None] * columns + x
-    return place.flatten()
+    """(height·width,): the place of K that each pixel is nearest to; of two, the first."""
+    down, across = centres(trunk, height, width)
+    row = np.abs(np.arange(height)[:, None] - down).argmin(1)
+    column = np.abs(np.arange(width)[:, None] - across).argmin(1)
+    return torch.from_numpy(row[:, None] * len(across) + column).flatten()
 
 
 def shown_at(objects: Tensor, place: Tensor) -> Tensor:

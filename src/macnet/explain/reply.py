@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from reprlib import repr as shown  # which no word can make longer than a line
+from typing import NamedTuple
 
 import numpy as np
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A word that the network has never read; it takes every such word for the same."""
+    """A word that the network has never read."""
 
     word: str
     meant: str | None
-    """The word that was likely meant, if there is one like it."""
+    """The word that was likely meant, and is read in its place.
+
+    None if there is no word like it: then it is read as the word that stands for all unknown ones.
+    """
 
 
 @dataclass(frozen=True)
 class Reply:
     question: str
+    """As it was typed."""
     probabilities: Mapping[str, float]
     """Of all answers, the likeliest first."""
     unknown: tuple[Unknown, ...] = ()
@@ -27,6 +33,16 @@ class Reply:
     @property
     def answer(self) -> str:
         return next(iter(self.probabilities))
+
+    @property
+    def notes(self) -> list[str]:
+        """What to tell of unknown words: of those that were read as others, and of the rest."""
+        meant = [
+            f"{shown(a.word)} as {shown(a.meant)}" for a in self.unknown if a.meant is not None
+        ]
+        strange = [shown(a.word) for a in self.unknown if a.meant is None]
+        told = (("It read", meant), ("It has never read", strange))
+        return [f"{what} {', '.join(words)}." for what, words in told if words]
 
 
 @dataclass(frozen=True)
@@ -43,6 +59,15 @@ class Look:
     """The share of the old memory that was kept, where there is a gate."""
 
 
+class Centres(NamedTuple):
+    """Where the rows and the columns of places are centred: how far into the picture, 0 to 1."""
+
+    down: np.ndarray
+    """(h,)"""
+    across: np.ndarray
+    """(w,)"""
+
+
 @dataclass(frozen=True)
 class Explanation:
     reply: Reply
@@ -50,5 +75,7 @@ class Explanation:
     """Of the question, as the network cut it up: S of them."""
     picture: np.ndarray
     """(H, W, 3) uint8, in its own size: the network saw it squeezed."""
+    centres: Centres
+    """Of the places that each look attends to."""
     looks: tuple[Look, ...]
     """One to each step."""
