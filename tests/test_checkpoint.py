@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pickle
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from macnet.models.registry import SYSTEMS
 from macnet.training.checkpoint import (
     Checkpoint,
     _checksum,
+    export,
     load_weights,
     open_trained,
     read_checkpoint,
@@ -263,3 +265,32 @@ def test_fine_tuning_on_new_words(run: Path, tmp_path: Path) -> None:
     assert after[name][-1].abs().max() < 0.06
     learned = [other for other in before if other != name and "running" not in other]
     assert same({n: after[n] for n in learned if "num_" not in n}, before)
+
+
+# --- to give away ----------------------------------------------------------------------------
+
+
+def test_an_exported_network_is_half_as_large_and_nearly_the_same(
+    run: Path, tmp_path: Path
+) -> None:
+    trained = open_trained(run)
+    export(trained, tmp_path / "small.safetensors")
+    again = open_trained(tmp_path / "small.safetensors")
+    assert again.about == trained.about
+    for name, tensor in trained.weights.items():
+        half = again.weights[name]
+        if tensor.is_floating_point():
+            assert half.dtype == torch.float16
+            torch.testing.assert_close(half.float(), tensor, rtol=2**-11, atol=2**-25)
+        else:
+            assert half.equal(tensor)
+    assert {w.dtype for w in again.network().parameters()} == {torch.float32}
+
+
+def test_what_no_half_float_can_hold_is_refused(run: Path, tmp_path: Path) -> None:
+    trained = open_trained(run)
+    name = next(iter(trained.weights))
+    large = {**trained.weights, name: trained.weights[name] + 1e6}
+    with pytest.raises(InputError, match=f"{re.escape(name)!s}.*too large for a half float"):
+        export(replace(trained, weights=large), tmp_path / "small.safetensors")
+    assert not (tmp_path / "small.safetensors").exists()

@@ -86,7 +86,7 @@ def test_unknown_names() -> None:
     assert wanted("--ablation", "w/ luck").startswith("--ablation: row is 'w/ luck'; choose one of")
     assert wanted("--preset", "lstm", "--ablation", "w/ memory gate") == (
         "--ablation is 'w/ memory gate', a change to MAC, but --preset is lstm; choose one of "
-        "paper, reference, reference-recurrent"
+        "paper, pixels, reference, reference-recurrent"
     )
 
 

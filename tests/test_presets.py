@@ -69,13 +69,15 @@ def test_presets_are_what_the_page_on_the_model_says() -> None:
     }
     assert forms == {
         "paper": ("paper", "paper", "paper", "paper", "d", "learned"),
+        "pixels": ("paper", "paper", "paper", "paper", "d/2", "learned"),
         "reference": ("reference", "reference", "reference", "reference", "d/2", "question"),
         "reference-recurrent": (
             *("reference-recurrent", "reference", "reference", "reference", "d/2", "learned"),
         ),
     }
-    for config in PRESETS.values():
-        assert (config.d, config.p, config.embedding, config.write) == (512, 12, 300, "linear")
+    for name, config in PRESETS.items():
+        assert config.d == (384 if name == "pixels" else 512)
+        assert (config.p, config.embedding, config.write) == (12, 300, "linear")
         assert config.separate
         assert config.share_weights
         assert not config.self_attention
@@ -320,6 +322,10 @@ def test_64_questions_are_learned_by_heart(base: str, options: bool) -> None:
         ({"embedding_low": "x"}, "embedding_low is 'x'; it must be a number below 1"),
         ({"dropout": 0.1}, "dropout is 0.1; choose a Dropout"),
         ({"channels": 0}, "channels is 0; it must be a whole number from 1"),
+        ({"widths": (8, 16)}, r"widths is \(8, 16\); it must be 3 whole numbers from 1"),
+        ({"widths": (8, 0, 8)}, r"widths is \(8, 0, 8\); it must be 3 whole numbers from 1"),
+        ({"blocks": (0, -1, 0)}, r"blocks is \(0, -1, 0\); it must be 3 whole numbers from 0"),
+        ({"blocks": (0, 1.5, 0)}, r"blocks is \(0, 1.5, 0\); it must be 3 whole numbers from 0"),
     ],
     ids=str,
 )
@@ -338,7 +344,7 @@ def test_an_impossible_rate_is_refused(place: str, rate: float) -> None:
 
 
 def test_an_unknown_name_is_refused_with_those_there_are() -> None:
-    with pytest.raises(InputError, match="preset is 'args1'; choose one of paper, reference, ref"):
+    with pytest.raises(InputError, match="preset is 'args1'; choose one of paper, pixels, ref"):
         preset("args1")
     with pytest.raises(InputError, match="preset is 'args1'; choose one of paper"):
         ablation("MAC", "args1")

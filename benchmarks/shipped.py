@@ -1,0 +1,90 @@
+"""How often the network that comes with the package is right.
+
+    python benchmarks/shipped.py --out results/shipped.json \\
+        --real ../shared/reference/clevr_val100 --originals ../shared/reference/clevr_train32
+
+On a small set of the generated world, which a test asks again; on real CLEVR questions; and on
+original CLEVR images without questions, about which the questions are asked here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import macnet
+from macnet.clevr.questions import Asker
+from macnet.clevr.release import read_scenes
+from macnet.clevr.world import World
+from macnet.data.dataset import Dataset
+from macnet.data.drawn import pack_world
+from macnet.data.pack import pack_split
+from macnet.data.splits import find_split
+from macnet.data.vocab import Vocabulary
+from macnet.evaluation.accuracy import Share, measure
+from macnet.evaluation.answering import Answering
+from macnet.explain.model import SHIPPED, Model
+from record import keep
+
+IMAGES, SPLIT, SEED = 50, "test", 2  # of another world than the one it learned from
+SIZE = 128
+
+
+def small_set(vocabulary: Vocabulary, cache: Path) -> Dataset:
+    world = World(SEED, width=SIZE, height=SIZE)
+    return pack_world(
+        world, vocabulary, split=SPLIT, images=IMAGES, cache=cache, device="cpu", workers=0
+    )
+
+
+def sets(vocabulary: Vocabulary, cache: Path, real: Path | None) -> Iterator[tuple[str, Dataset]]:
+    yield f"the first {IMAGES} images of {SPLIT} of world {SEED}", small_set(vocabulary, cache)
+    if real is not None:
+        split = find_split(real, "val")
+        yield real.name, pack_split(split, cache, vocabulary, size=(SIZE, SIZE))
+
+
+def about_originals(model: Model, data: Path) -> dict[str, Any]:
+    """Ten questions about each image of a training split, answered one by one."""
+    scenes = read_scenes(data / "scenes" / "CLEVR_train_scenes.json")
+    asker, right, asked = Asker(random.Random(0)), 0, 0
+    for name, scene in scenes.items():
+        for question in asker.ask(scene, 10):
+            answer = model.ask(data / "images" / "train" / name, question.text).answer
+            right += answer == question.answer
+            asked += 1
+    return {"images": len(scenes), "overall": Share(right, asked).to_record()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--real", type=Path)
+    parser.add_argument("--originals", type=Path)
+    options = parser.parse_args()
+    model = macnet.load()
+    trained = model.trained
+    measured: dict[str, Any] = {}
+    with TemporaryDirectory() as cache:
+        for name, dataset in sets(trained.vocabulary, Path(cache), options.real):
+            start = time.monotonic()
+            with Answering(dataset) as answering:
+                results = measure(dataset, answering(trained.system, model.network))
+            record = results.to_record()
+            measured[name] = {
+                "seconds": round(time.monotonic() - start, 1),
+                **{key: record[key] for key in ("origin", "overall", "columns")},
+            }
+    if options.originals is not None:
+        measured[options.originals.name] = about_originals(model, options.originals)
+    what = "the shipped weights, in half precision, asked on a CPU in float32"
+    keep(options.out, what, bytes=SHIPPED.stat().st_size, measured=measured)
+
+
+if __name__ == "__main__":
+    main()

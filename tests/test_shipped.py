@@ -1,0 +1,79 @@
+"""The network that comes with the package answers as it did when it was shipped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import macnet
+from macnet.clevr.world import World
+from macnet.data.dataset import Dataset
+from macnet.data.drawn import pack_world
+from macnet.data.pack import pack_split
+from macnet.data.splits import find_split
+from macnet.evaluation.accuracy import Results, measure
+from macnet.evaluation.answering import Answering
+from macnet.explain.model import SHIPPED, Model
+from macnet.training.checkpoint import open_trained
+from real_clevr import real_clevr
+
+RECORDED = json.loads((Path(__file__).parents[1] / "results" / "shipped.json").read_text())
+SMALL, REAL = "the first 50 images of test of world 2", "clevr_val100"
+ROUNDING = 1  # question, that another machine's rounding may decide otherwise
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return macnet.load()
+
+
+def asked(model: Model, dataset: Dataset) -> Results:
+    with Answering(dataset) as answering:
+        return measure(dataset, answering(model.trained.system, model.network, show=False))
+
+
+def assert_as_recorded(results: Results, recorded: Mapping[str, Any]) -> None:
+    assert results.overall.count == recorded["overall"]["count"]
+    assert abs(results.overall.right - recorded["overall"]["right"]) <= ROUNDING
+    for name, share in results.columns.items():
+        assert share.count == recorded["columns"][name]["count"]
+        assert abs(share.right - recorded["columns"][name]["right"]) <= ROUNDING
+
+
+def test_it_is_small_enough_to_ship() -> None:
+    assert SHIPPED.stat().st_size == RECORDED["bytes"] <= 25_000_000
+
+
+def test_it_answers_a_fixed_set_of_another_world(model: Model, tmp_path: Path) -> None:
+    world = World(2, width=128, height=128)
+    dataset = pack_world(
+        world,
+        model.trained.vocabulary,
+        split="test",
+        images=50,
+        cache=tmp_path,
+        device="cpu",
+        workers=0,
+    )
+    results = asked(model, dataset)
+    assert_as_recorded(results, RECORDED["measured"][SMALL])
+    assert results.overall.value > 0.98
+
+
+def test_it_answers_real_questions_about_real_scenes(model: Model, tmp_path: Path) -> None:
+    split = find_split(real_clevr(REAL), "val")
+    dataset = pack_split(split, tmp_path, model.trained.vocabulary, size=(128, 128))
+    results = asked(model, dataset)
+    assert_as_recorded(results, RECORDED["measured"][REAL])
+    assert results.overall.value > 0.98
+
+
+def test_it_says_what_it_is() -> None:
+    about = open_trained(SHIPPED).about
+    assert about["preset"] == "pixels"
+    assert about["data"]["train"]["seed"] == 1
+    assert about["accuracy"]["overall"] > 0.995
