@@ -115,12 +115,36 @@ def test_one_who_points_at_all_that_is_visited_and_at_nothing_else() -> None:
     share = found.objects["not visited"].shares[OWN]
     assert (share.right, share.count) == (0, 5 * len(visited) - visited.sum())
     assert found.steps[OWN] == [Aim(1, 0, 0)] * STEPS
-    assert found.links == len(truth.links) == found.order[OWN].count == found.order[OWN].right
+    assert found.favoured[OWN] == [1] * STEPS
+    assert math.isclose(found.visited, visited.sum() / (5 * len(visited)))
+    for order in (found.order[OWN], found.order_of_most[OWN]):
+        assert found.links == len(truth.links) == order.count == order.right
     assert found.answered["wrong"].shares[OWN].count == 0
     assert found.right.value == 1
     assert [found.kinds[name].shares[OWN].count > 0 for name in COLUMNS] == [True] * 2 + [False] * 3
     again = agreement(truth, pointing_in_order(truth, reverse=True))
-    assert (again.order[OWN].right, again.order[OWN].count) == (0, found.links)
+    for order in (again.order[OWN], again.order_of_most[OWN]):
+        assert (order.right, order.count) == (0, found.links)
+
+
+def test_one_who_rests_on_the_ground_may_favour_what_is_visited() -> None:
+    truth, rng = made_up(), np.random.default_rng(3)
+    visited = (truth.referents | truth.members)[:, None]
+    ground = truth.shows.any(1).argmin(1)[truth.pictures]  # a place that shows nothing
+    peaks = np.repeat(ground[:, None], STEPS, 1)
+    there = truth.there[truth.pictures][:, None]
+    attention = there * (1 + visited) * rng.uniform(0.01, 0.02, (len(peaks), STEPS, MAX_OBJECTS))
+    own = watched(truth, peaks)._replace(attention=attention)
+    found = measure(truth, own, own._replace(attention=attention * (1 - visited)))
+    assert found.steps[OWN] == [Aim(0, 0, 1)] * STEPS
+    assert found.favoured[OWN] == [1] * STEPS
+    assert found.favoured[RANDOM] == [0] * STEPS
+    assert all(0 < share < 1 for share in found.favoured[ANOTHER])
+    most = attention.argmax(1)
+    told = [(most[q, a], most[q, b]) for q, a, b in truth.links if most[q, a] != most[q, b]]
+    order = found.order_of_most[OWN]
+    assert (order.right, order.count) == (sum(a < b for a, b in told), len(told))
+    assert found.order[OWN].count == 0
 
 
 def test_one_who_looks_at_random() -> None:
@@ -266,7 +290,7 @@ def test_all_is_shown(width: int) -> None:
     assert "…" not in "".join(lines)
     assert not any(re.match(" (Query|Numbers|if wrong)", line) for line in lines)
     steps = [line.split() for line in lines if re.match(r" +\d ", line)]
-    assert steps == [[str(i + 1), "100.0", "0.0", "0.0", "0.00"] for i in range(STEPS)]
+    assert steps == [[str(i + 1), "100.0", "0.0", "0.0", "100.0", "0.00"] for i in range(STEPS)]
     assert any("it is the leading one in 100.0% (" in line for line in lines)
 
 

@@ -75,10 +75,19 @@ class Agreement:
     """By source, for each step; of questions that visit something."""
     at_random: Aim
     """The same for a random place."""
+    favoured: Mapping[str, list[float]]
+    """By source, for each step of the same: is the object that it attends to most visited?
+
+    Steps that rest on the ground may still give one object more than the others.
+    """
+    visited: float
+    """The share of objects that is: how often a random one would be."""
     links: int
     """Pairs of referents of which the first leads to the second."""
     order: Mapping[str, Share]
     """By source, of links with both ends pointed at: is the first one pointed at first?"""
+    order_of_most: Mapping[str, Share]
+    """By source, of links: does the step that attends most to the first one come first?"""
     backwards: Mapping[str, Share]
     """By source, of questions: do the steps move from the end to the beginning, all in all?"""
     positions: Mapping[str, list[float]]
@@ -95,8 +104,11 @@ class Agreement:
             },
             "steps": {name: [aim.to_record() for aim in aims] for name, aims in self.steps.items()},
             "random_place": self.at_random.to_record(),
+            "favoured": {name: list(map(_known, of)) for name, of in self.favoured.items()},
+            "random_object": _known(self.visited),
             "links": self.links,
             "order": {name: share.to_record() for name, share in self.order.items()},
+            "order_of_most": {name: of.to_record() for name, of in self.order_of_most.items()},
             "backwards": {name: share.to_record() for name, share in self.backwards.items()},
             "positions": dict(self.positions),
         }
@@ -142,8 +154,17 @@ def measure(truth: Truth, network: Watched, random: Watched) -> Agreement:
         },
         steps={name: _aims(found[asks], visited[asks]) for name, found in hits.items()},
         at_random=_random_aim(truth, visited),
+        favoured={
+            name: _favoured(watched.attention[asks], visited[asks])
+            for name, watched in sources.items()
+        },
+        visited=_mean((visited.sum(1) / truth.there.sum(1)[truth.pictures])[asks]),
         links=len(truth.links),
-        order={name: _in_order(found, truth.links) for name, found in hits.items()},
+        order={name: _in_order(_first(found), truth.links) for name, found in hits.items()},
+        order_of_most={
+            name: _in_order(watched.attention.argmax(1), truth.links)
+            for name, watched in sources.items()
+        },
         backwards={name: _backwards(positions) for name, positions in reading.items()},
         positions={name: _curve(positions) for name, positions in reading.items()},
     )
@@ -204,14 +225,23 @@ def _random_aim(truth: Truth, visited: np.ndarray) -> Aim:
     return Aim(covered, some - covered, 1 - some)
 
 
-def _in_order(hits: np.ndarray, links: np.ndarray) -> Share:
-    """One step may begin to point at both at once; that says nothing of their order."""
-    never = hits.shape[1]
-    first = np.where(hits.any(1), hits.argmax(1), never)  # (Q, 10): the first step that does
+def _favoured(attention: np.ndarray, visited: np.ndarray) -> list[float]:
+    """Of the steps that attend to some object at all; attention: (Q, p, 10)."""
+    favourite = np.take_along_axis(visited, attention.argmax(2), 1)  # (Q, p)
+    attends = attention.max(2) > 0
+    return [_mean(favourite[attends[:, step], step]) for step in range(attention.shape[1])]
+
+
+def _first(hits: np.ndarray) -> np.ndarray:
+    """(Q, 10): the first step that points at an object; not a number where none does."""
+    return np.where(hits.any(1), hits.argmax(1), np.nan)
+
+
+def _in_order(steps: np.ndarray, links: np.ndarray) -> Share:
+    """Of the step (Q, 10) of each object. That of both may be one, which tells no order."""
     question, leading, led = links.T
-    a, b = first[question, leading], first[question, led]
-    told = (a < never) & (b < never) & (a != b)
-    return _share((a < b)[told])
+    a, b = steps[question, leading], steps[question, led]
+    return _share((a < b)[(a < b) | (a > b)])
 
 
 # --- which words -----------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from macnet.evaluation.accuracy import Share
 from macnet.evaluation.report import SHORT
-from macnet.explain.agreement import ANOTHER, OWN, RANDOM, SOURCES, Agreement, Aim, Pointed
+from macnet.explain.agreement import ANOTHER, OWN, RANDOM, SOURCES, Agreement, Pointed
 
 WIDE = 1000  # columns, where there is no terminal: nothing is broken or left out there
 
@@ -74,28 +74,33 @@ def _attention(whose: Mapping[str, Pointed]) -> Table:
 
 
 def _by_step(found: Agreement) -> Table:
-    columns = "visited\nobjects", "other\nobjects", "ground", "reads at\n(0 to 1)"
-    table = _table("Where steps point, %, and where they read", "step", *columns)
+    heads = "visited\nobjects", "other\nobjects", "ground", "favourite\nis visited"
+    title = "Where steps point, if the object they favour is visited, %, and where they read"
+    table = _table(title, "step", *heads, "reads at\n(0 to 1)")
     own = found.steps[OWN]
     reading = [f"{place:.2f}" for place in found.positions[OWN]] or ["–"] * len(own)
-    for number, (aim, place) in enumerate(zip(own, reading, strict=True), start=1):
-        table.add_row(f"{number:4}", *map(_percent, aim), place)
+    steps = zip(own, found.favoured[OWN], reading, strict=True)
+    for number, (aim, favoured, place) in enumerate(steps, start=1):
+        table.add_row(f"{number:4}", *map(_percent, (*aim, favoured)), place)
     table.add_section()
     for source, name in zip(SOURCES, ("all", *OTHERS), strict=True):
         aims = found.steps[source]
-        mean = Aim(*(math.fsum(values) / len(aims) for values in zip(*aims, strict=True)))
-        table.add_row(name.replace("\n", " "), *map(_percent, mean))
-    table.add_row("a random place", *map(_percent, found.at_random))
+        columns = *zip(*aims, strict=True), found.favoured[source]
+        means = (math.fsum(values) / len(aims) for values in columns)
+        table.add_row(name.replace("\n", " "), *map(_percent, means))
+    table.add_row("at random", *map(_percent, (*found.at_random, found.visited)))
     return table
 
 
 def _order(found: Agreement) -> list[str]:
-    own, backwards = found.order[OWN], found.backwards[OWN]
+    own, most, backwards = found.order[OWN], found.order_of_most[OWN], found.backwards[OWN]
     sentences = [
         f"{found.links:,} objects lead a program to another one. Where steps point at both, at one "
         f"of them first ({own.count:,} times), it is the leading one in {_told(own)}; for another "
         f"question in {_percent(found.order[ANOTHER].value)}%, with random weights in "
-        f"{_percent(found.order[RANDOM].value)}%, by chance in 50%."
+        f"{_percent(found.order[RANDOM].value)}%, by chance in 50%. The step that attends most to "
+        f"the leading one comes first in {_told(most)}; with random weights in "
+        f"{_percent(found.order_of_most[RANDOM].value)}%."
     ]
     if backwards.count:
         sentences.append(
