@@ -31,6 +31,12 @@ from macnet.training.trainer import Plan
 from test_record import room_for
 from tiny_lessons import SMALL, assert_equal, plan, trainer
 
+MADE: dict[str, Any] = {
+    "optimiser": "muon",
+    "shift": 2,
+    "schedule": "authors",
+    "average_warm_up": True,
+}
 SHORT: dict[str, Any] = {"epochs": 2 / 3, "validate": 1 / 3}  # two steps, each of them validated
 
 
@@ -42,8 +48,8 @@ def _no_picture(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def made() -> Plan:
-    """Of four epochs, with dropout, a moving average, and the learning rate by loss."""
-    return plan(schedule="authors", average_warm_up=True)
+    """Of four epochs, with dropout, pictures moved, a moving average, the learning rate by loss."""
+    return plan(**MADE)
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +226,7 @@ def test_a_run_is_not_begun_twice(made: Plan, begun: Path) -> None:
 def test_a_run_of_another_configuration(
     changes: dict[str, Any], difference: str, begun: Path
 ) -> None:
-    other = plan(**{"schedule": "authors", "average_warm_up": True, **changes})
+    other = plan(**{**MADE, **changes})
     with pytest.raises(InputError, match=f"it holds a run of another configuration: {difference}"):
         trainer(begun, other).train(resume=True)
 

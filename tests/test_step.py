@@ -180,7 +180,7 @@ def test_the_average_knows_what_buffers_know() -> None:
     assert learner.network.training
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+@pytest.mark.parametrize("optimiser", ["adam", "adamw", "muon"])
 def test_state_is_all_there_is(optimiser: Any) -> None:
     """A learner that is restored goes on as the other would have, to the bit."""
     recipe = Recipe(optimiser=optimiser, average_warm_up=True, weight_decay=0.01)

@@ -26,8 +26,10 @@ RECIPE = Recipe(images=4, questions=3)
 WORLD = World(seed=1, width=24, height=16)
 
 
-def opened(of: Lessons, position: int = 0, subset: Subset | None = None) -> Source:
-    return of.open(RECIPE, subset, seed=5, device=torch.device("cpu"), position=position, workers=0)
+def opened(
+    of: Lessons, position: int = 0, subset: Subset | None = None, recipe: Recipe = RECIPE
+) -> Source:
+    return of.open(recipe, subset, seed=5, device=torch.device("cpu"), position=position, workers=0)
 
 
 def which(source: Source, steps: int) -> list[list[int]]:
@@ -119,6 +121,13 @@ def test_what_does_not_go_together(changes: dict[str, Any], message: str) -> Non
         Lessons(strange, dataset(8, seed=1))
     with pytest.raises(InputError, match=message):
         Lessons(dataset(8, seed=1), dataset(8, seed=1), old=strange, share=0.5)
+
+
+@pytest.mark.parametrize("change", [{"shift": 1}, {"jitter": 0.1}])
+def test_only_pictures_are_moved_and_lit_anew(change: dict[str, Any]) -> None:
+    features = replace(dataset(), images=np.zeros((12, 14, 14, 8), np.float16))
+    with pytest.raises(InputError, match="these are features; only pictures are moved and lit"):
+        opened(Lessons(features, features), recipe=replace(RECIPE, **change))
 
 
 def test_questions_without_answers_teach_nothing() -> None:
