@@ -20,6 +20,7 @@ from macnet.explain.overlay import shade
 from macnet.explain.reply import Explanation, Look, Reply
 
 FIGURE, FRAME = 1600, 640  # the widths of all that is shown: half of it fits a column of text
+PLAIN = 640  # that of the picture as it is, in the figure
 MARGIN, GAP, NEAR = 36, 28, 10
 TALLEST, FLATTEST = 1.5, 0.25  # the room for a picture, in widths
 PAPER, INK, QUIET, FAINT = (255, 255, 255), (26, 26, 26), (107, 107, 107), (228, 228, 228)
@@ -49,9 +50,9 @@ def write_gif(explanation: Explanation, out: Path) -> None:
 
 def draw_figure(explanation: Explanation) -> Image.Image:
     """The picture, the question and the answer; below, in rows, a panel for each step."""
-    reply, half = explanation.reply, (FIGURE - GAP) // 2
-    picture = _boxed(_resized(explanation.picture, half), half)
-    told = _above(GAP, _question(reply, half, 40), _answer(reply, half))
+    reply, room = explanation.reply, FIGURE - GAP - PLAIN
+    picture = _boxed(_resized(explanation.picture, PLAIN), PLAIN)
+    told = _above(NEAR, _question(reply, room, 40), _answer(reply, room))
     columns = 4 if len(explanation.looks) <= 8 else 6
     steps = _steps(explanation, (FIGURE + GAP) // columns - GAP, 24, most_read)
     rows = iter(lambda: list(islice(steps, columns)), [])
@@ -98,19 +99,18 @@ def all_read(words: Sequence[str], shares: np.ndarray) -> tuple[Sequence[str], n
 
 
 def most_read(words: Sequence[str], shares: np.ndarray) -> tuple[Sequence[str], np.ndarray]:
-    """The fewest words that have most of the attention, in their order, with … for what is between.
+    """The fewest words that have most of the attention, in their order; … where some are left out.
 
-    A panel has room for some words only.
+    A panel has room for no more.
     """
     most = np.argsort(-shares, kind="stable")
     enough = np.searchsorted(shares[most].cumsum(), READ) + 1
     kept = sorted(most[: min(enough, MOST_READ)].tolist())
     told: list[tuple[str, float]] = []
-    for before, which in zip([-1, *kept], kept, strict=False):
+    for before, which in zip([kept[0], *kept], kept, strict=False):
         told += [("…", 0.0)] * (which > before + 1)
         word = words[which]
         told.append((word if len(word) <= LONGEST else f"{word[:LONGEST]}…", shares[which]))
-    told += [("…", 0.0)] * (kept[-1] < len(words) - 1)
     names, weights = zip(*told, strict=True)
     return names, np.array(weights)
 
@@ -144,7 +144,7 @@ def _answer(reply: Reply, width: int) -> Image.Image:
     likeliest = list(islice(reply.probabilities.items(), LIKELIEST))
     names = [_cut(name, _font(26), width // 3) for name, _ in likeliest]
     left = max(_font(26).getlength(name) for name in names) + 16
-    right = width - 92
+    right = width - 104
     line = 42
     bars = Image.new("RGB", (width, line * len(likeliest)), PAPER)
     pen = ImageDraw.Draw(bars)

@@ -18,15 +18,16 @@ LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 def spread(places: np.ndarray, centres: Centres, width: int, height: int) -> np.ndarray:
-    """(h, w) attention → a smooth (height, width) map, 1 where it is strongest.
+    """(h, w) attention → a smooth (height, width) map of light, 1 where it is strongest.
 
+    It is the root of attention, or one strong place would leave all others in the dark alike.
     Light falls where a place is centred, which is not the middle of its cell in an even grid.
     Attention that is the same everywhere is light that is the same everywhere.
     """
     down, across = _weights(centres.down, height), _weights(centres.across, width)
     light = down @ places.astype(np.float32) @ across.T
     strongest = light.max()
-    spread: np.ndarray = light / strongest if strongest > 0 else light
+    spread: np.ndarray = np.sqrt(light / strongest) if strongest > 0 else light
     return spread
 
 
