@@ -34,6 +34,10 @@ def test_the_orthogonal_of_nothing_is_nothing() -> None:
     assert orthogonal(torch.zeros(2, 3, 4)).eq(0).all()
 
 
+def named(*weights: nn.Parameter) -> list[tuple[str, nn.Parameter]]:
+    return [(f"weight {i}", weight) for i, weight in enumerate(weights)]
+
+
 def by_hand(weight: Tensor, gradients: list[Tensor], rate: float, decay: float) -> Tensor:
     """One matrix, step by step."""
     momentum = torch.zeros_like(weight)
@@ -58,7 +62,7 @@ def test_each_matrix_takes_its_own_step_and_all_else_that_of_adamw(decay: float)
     vectors = [nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(1, 8))]
     twins = [nn.Parameter(vector.detach().clone()) for vector in vectors]
     before = [weight.detach().clone() for weight in weights]
-    muon = Muon(weights, vectors, lr=0.01, weight_decay=decay)
+    muon = Muon(named(*weights, *vectors), lr=0.01, weight_decay=decay)
     adamw = torch.optim.AdamW(twins, lr=0.01, weight_decay=decay)
     steps = [[torch.randn_like(weight) for weight in weights] for _ in range(3)]
     for gradients in steps:
@@ -84,7 +88,7 @@ def test_each_matrix_takes_its_own_step_and_all_else_that_of_adamw(decay: float)
 def test_a_matrix_without_a_gradient_stays() -> None:
     weights = [nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(2, 3))]
     weights[0].grad = torch.randn(2, 3)
-    Muon(weights, [nn.Parameter(torch.ones(2))], lr=0.1).step()
+    Muon(named(*weights, nn.Parameter(torch.ones(2))), lr=0.1).step()
     assert not weights[0].eq(1).all()
     assert weights[1].eq(1).all()
 

@@ -29,33 +29,36 @@ class Muon(torch.optim.AdamW):
     Steps are as large as Adam's usually are, so that one learning rate does for both.
     """
 
-    def __init__(
-        self, matrices: Iterable[nn.Parameter], others: Iterable[nn.Parameter], **settings: Any
-    ) -> None:
-        self._matrices = list(matrices)
-        super().__init__([{"params": self._matrices}, {"params": [*others]}], **settings)
+    def __init__(self, weights: Iterable[tuple[str, nn.Parameter]], **settings: Any) -> None:
+        parts = defaultdict[bool, list[nn.Parameter]](list)
+        for name, weight in weights:
+            parts[is_matrix(name, weight)].append(weight)
+        self._matrices = parts[True]
+        super().__init__([{"params": part} for part in parts.values()], **settings)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        alike: dict[tuple[int, int], list[tuple[nn.Parameter, Tensor]]] = defaultdict(list)
+        # Matrices of one shape, lying or upright, are made orthogonal together.
+        alike = defaultdict[torch.Size, list[tuple[nn.Parameter, Tensor]]](list)
         for weight in self._matrices:
             if weight.grad is not None:
-                pushed = stacked(self._pushed(weight, weight.grad))
-                wide = pushed if pushed.shape[1] <= pushed.shape[2] else pushed.mT
-                alike[tuple(wide.shape[1:])].append((weight, wide))  # type: ignore[index]
-        rate, decay = self.param_groups[0]["lr"], self.param_groups[0]["weight_decay"]
-        for (_, longer), those in alike.items():
-            steps = orthogonal(torch.cat([wide for _, wide in those]))
-            for (weight, wide), step in zip(
-                those, steps.split([len(w) for _, w in those]), strict=True
-            ):
-                own = stacked(weight)
-                step = step if own.shape == wide.shape else step.mT
-                if decay:
-                    weight.mul_(1 - rate * decay)
-                weight.sub_(step.reshape(weight.shape) * (rate * LIKE_ADAM * math.sqrt(longer)))
-                weight.grad = None  # what is left is Adam's
+                lying = _laid(stacked(self._pushed(weight, weight.grad)))
+                alike[lying.shape[1:]].append((weight, lying))
+        for shape, those in alike.items():
+            steps = orthogonal(torch.cat([lying for _, lying in those]))
+            sizes = [len(lying) for _, lying in those]
+            for (weight, _), step in zip(those, steps.split(sizes), strict=True):
+                self._move(weight, step, LIKE_ADAM * math.sqrt(shape[1]))
+                weight.grad = None  # what is left is AdamW's
         super().step()
+
+    def _move(self, weight: nn.Parameter, step: Tensor, length: float) -> None:
+        rate, decay = self.param_groups[0]["lr"], self.param_groups[0]["weight_decay"]
+        if decay:
+            weight.mul_(1 - rate * decay)
+        own = stacked(weight)
+        upright = step if own.shape == step.shape else step.mT
+        weight.sub_(upright.reshape(weight.shape) * (rate * length))
 
     def _pushed(self, weight: nn.Parameter, gradient: Tensor) -> Tensor:
         """Nesterov's momentum: where the weight is going, and its last push once more."""
@@ -74,6 +77,11 @@ def is_matrix(name: str, weight: Tensor) -> bool:
 def stacked(weight: Tensor) -> Tensor:
     """(n, rows, columns): a stack of matrices, one to a step or direction; or one, a filter's."""
     return weight if weight.dim() == 3 else weight.flatten(1)[None]
+
+
+def _laid(matrices: Tensor) -> Tensor:
+    """With no more rows than columns."""
+    return matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
 
 
 def orthogonal(matrices: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from macnet.data.batches import Source
 from macnet.errors import InputError
 from macnet.models.registry import System
 from macnet.training.augment import augmented
-from macnet.training.muon import Muon, is_matrix
+from macnet.training.muon import Muon
 from macnet.training.objectives import Objective
 from macnet.training.recipes import Recipe
 
@@ -45,24 +45,10 @@ class Meters(NamedTuple):
         return Meters(*(a - b for a, b in zip(self, before, strict=True))) if before else self
 
 
-def _adam(weights: Mapping[str, nn.Parameter], **settings: Any) -> torch.optim.Optimizer:
-    return torch.optim.Adam(weights.values(), **settings)
-
-
-def _adamw(weights: Mapping[str, nn.Parameter], **settings: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(weights.values(), **settings)
-
-
-def _muon(weights: Mapping[str, nn.Parameter], **settings: Any) -> torch.optim.Optimizer:
-    matrices = {name: weight for name, weight in weights.items() if is_matrix(name, weight)}
-    others = [weight for name, weight in weights.items() if name not in matrices]
-    return Muon(matrices.values(), others, **settings)
-
-
 OPTIMISERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": _adam,
-    "adamw": _adamw,
-    "muon": _muon,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "muon": Muon,
 }
 
 
@@ -89,7 +75,7 @@ class Learner:
         self.optimiser: torch.optim.Optimizer | None = None
         if self._weights:
             self.optimiser = OPTIMISERS[recipe.optimiser](
-                self._weights,
+                self._weights.items(),
                 lr=lr,
                 weight_decay=recipe.weight_decay,
                 fused=True,
