@@ -75,8 +75,9 @@ def _attention(whose: Mapping[str, Pointed]) -> Table:
 
 def _by_step(found: Agreement) -> Table:
     heads = "visited\nobjects", "other\nobjects", "ground", "favourite\nis visited"
-    title = "Where steps point, if the object they favour is visited, %, and where they read"
-    table = _table(title, "step", *heads, "reads at\n(0 to 1)")
+    table = _table(
+        "Where steps point, %, and where they read", "step", *heads, "reads at\n(0 to 1)"
+    )
     own = found.steps[OWN]
     reading = [f"{place:.2f}" for place in found.positions[OWN]] or ["–"] * len(own)
     steps = zip(own, found.favoured[OWN], reading, strict=True)
@@ -97,8 +98,8 @@ def _order(found: Agreement) -> list[str]:
     sentences = [
         f"{found.links:,} objects lead a program to another one. Where steps point at both, at one "
         f"of them first ({own.count:,} times), it is the leading one in {_told(own)}; for another "
-        f"question in {_percent(found.order[ANOTHER].value)}%, with random weights in "
-        f"{_percent(found.order[RANDOM].value)}%, by chance in 50%. The step that attends most to "
+        f"question in {_told(found.order[ANOTHER])}, with random weights in "
+        f"{_told(found.order[RANDOM])}, by chance in 50%. The step that attends most to "
         f"the leading one comes first in {_told(most)}; with random weights in "
         f"{_percent(found.order_of_most[RANDOM].value)}%."
     ]

@@ -152,9 +152,9 @@ def observe(
         progress("watching", "images", images) as advance,
         Stream(world, split=split, device=device, workers=workers) as stream,
     ):
-        for part in _parts(stream, images):
+        for part in in_parts(stream, images):
             shows = shown_at(part.objects, place)
-            tokens, real = _side_by_side(part.questions, vocabulary, device)
+            tokens, real = side_by_side(part.questions, vocabulary, device)
             for parts, network in zip(seen, networks, strict=True):
                 all_of_it = watch(network, part.images, tokens, shows)
                 parts.append(Watched(*(column[real] for column in all_of_it)))
@@ -249,7 +249,7 @@ def _marked(objects: Sequence[Sequence[int]]) -> np.ndarray:
     return marked
 
 
-def _side_by_side(
+def side_by_side(
     asked: Sequence[Sequence[Question]], vocabulary: Vocabulary, device: torch.device | str
 ) -> tuple[Tensor, np.ndarray]:
     """(B, S): as many questions to each image, and which of them are no repetition to fill up."""
@@ -260,7 +260,7 @@ def _side_by_side(
     return pad_sequence(tokens, batch_first=True, padding_value=PAD).to(device), real
 
 
-def _parts(stream: Stream, images: int) -> Iterator[Block]:
+def in_parts(stream: Stream, images: int) -> Iterator[Block]:
     """So many images of a stream, in blocks of few enough to be asked about at once."""
     few = AT_ONCE_ON_CPU if stream.device.type == "cpu" else AT_ONCE
     for block in islice(stream, -(-images // BLOCK)):
