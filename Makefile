@@ -2,9 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
+# To answer it, find the cube, then what is in front of it, and then what is left of that.
+QUESTION := What color is the cylinder that is left of the small metal thing \
+	that is in front of the red metal cube?
+
 .PHONY: run test lint
+# The shipped network answers about a fresh scene; then a small one learns beside it, on the CPU.
 run: .venv/installed
-	$(BIN)/macnet generate out/world --train 4000 --val 500 --size 64x64 --seed 1
+	$(BIN)/macnet ask --seed 12 --save out/scene.png "Are there more cubes than cylinders?"
+	$(BIN)/macnet ask out/scene.png \
+		"How many red things are made of the same material as the brown cylinder?"
+	$(BIN)/macnet ask out/scene.png "$(QUESTION)"
+	$(BIN)/macnet explain out/scene.png "$(QUESTION)" --out out/explanation.html
+	$(BIN)/macnet generate out/world --train 8000 --val 500 --size 64x64 --seed 1
 	$(BIN)/macnet sheet out/world out/sheet.png
 	$(BIN)/macnet train out/world --size 64x64 --recipe fast --overrides examples/small_mac.toml \
 		--cache out/cache --out out/mac --resume
