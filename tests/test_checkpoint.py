@@ -25,11 +25,11 @@ from macnet.models.registry import SYSTEMS
 from macnet.training.checkpoint import (
     Checkpoint,
     _checksum,
-    export,
     load_weights,
     open_trained,
     read_checkpoint,
     write_checkpoint,
+    write_halved,
 )
 from macnet.training.data import Lessons
 from macnet.training.trainer import Trainer
@@ -274,7 +274,7 @@ def test_an_exported_network_is_half_as_large_and_nearly_the_same(
     run: Path, tmp_path: Path
 ) -> None:
     trained = open_trained(run)
-    export(trained, tmp_path / "small.safetensors")
+    write_halved(trained, tmp_path / "small.safetensors")
     again = open_trained(tmp_path / "small.safetensors")
     assert again.about == trained.about
     for name, tensor in trained.weights.items():
@@ -292,5 +292,5 @@ def test_what_no_half_float_can_hold_is_refused(run: Path, tmp_path: Path) -> No
     name = next(iter(trained.weights))
     large = {**trained.weights, name: trained.weights[name] + 1e6}
     with pytest.raises(InputError, match=f"{re.escape(name)!s}.*too large for a half float"):
-        export(replace(trained, weights=large), tmp_path / "small.safetensors")
+        write_halved(replace(trained, weights=large), tmp_path / "small.safetensors")
     assert not (tmp_path / "small.safetensors").exists()

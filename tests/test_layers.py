@@ -85,7 +85,6 @@ ORDER = [
     "explain.reply",
     "explain.picture",
     "explain.spelling",
-    "explain.places",
     "explain.model",
     "explain.overlay",
     "explain.figure",

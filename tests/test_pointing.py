@@ -25,6 +25,7 @@ from macnet.explain import pointing
 from macnet.explain.agreement import ANOTHER, OWN, RANDOM, measure
 from macnet.explain.pointing import Truth, Watched, nearest_places, observe, shown_at, watch
 from macnet.explain.visits import visits
+from macnet.models.encoders import PixelTrunk
 from macnet.models.mac import MACNetwork
 from macnet.models.presets import ablation
 
@@ -140,13 +141,13 @@ def test_what_is_visited_has_what_is_answered() -> None:
 def test_a_place_is_where_its_convolutions_are_centred() -> None:
     height, width = 40, 24
     trunk: Any = network().image
-    rows, columns = trunk.grid(height, width)
+    rows, columns = map(len, PixelTrunk.centres(height, width))
     pictures = torch.zeros(height, height, width, 3, dtype=torch.uint8)
     pictures[range(height), range(height), width // 2] = 255  # one white pixel in each
     with torch.inference_mode():
         maps = trunk.features(torch.cat([pictures, torch.zeros_like(pictures[:1])]))
     felt = (maps[:-1] != maps[-1:]).any(1).any(2)  # (height, rows): does the row see the pixel?
-    place = nearest_places(trunk, height, width).view(height, width)
+    place = nearest_places(height, width).view(height, width)
     middle = torch.arange(height).float()
     for row in range(1, rows - 1):
         seen = middle[felt[:, row]].mean()
@@ -167,10 +168,9 @@ def test_which_places_show_which_objects(data: st.DataObject) -> None:
     seed = data.draw(st.integers(0, 99))
     masks = np.random.default_rng(seed).integers(-1, MAX_OBJECTS, (2, height, width))
     masks[0] = np.where(masks[0] < 7, -1, masks[0])
-    trunk: Any = network().image
-    place = nearest_places(trunk, height, width)
+    place = nearest_places(height, width)
     shows = shown_at(torch.from_numpy(masks.astype(np.int8)), place).numpy()
-    rows, columns = trunk.grid(height, width)
+    rows, columns = map(len, PixelTrunk.centres(height, width))
     expected = np.zeros((2, MAX_OBJECTS, rows * columns), bool)
     for n, y, x in itertools.product(range(2), range(height), range(width)):
         if masks[n, y, x] >= 0:
@@ -190,7 +190,7 @@ def test_what_is_watched_is_what_the_network_does() -> None:
     masks = torch.from_numpy(rng.integers(-1, 4, (3, 24, 40)).astype(np.int8))
     masks[2] = 3
     masks[:, :20, 10:] = -1
-    shows = shown_at(masks, nearest_places(mac.image, 24, 40))
+    shows = shown_at(masks, nearest_places(24, 40))
     found = watch(mac, images, tokens, shows)
     for b in range(6):
         words = tokens[b][tokens[b] != 0]

@@ -339,8 +339,9 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def small(row: str = "MAC", base: str = "paper", **changes: Any) -> MACConfig:
-    """A row of table 2 that loops can afford, without dropout."""
-    return ablation(row, base, **{"d": 6, "p": 3, "embedding": 5, "dropout": NO_DROPOUT, **changes})
+    """A row of table 2 that loops can afford, of features and without dropout."""
+    few = {"d": 6, "p": 3, "embedding": 5, "image": "features", "dropout": NO_DROPOUT}
+    return ablation(row, base, **{**few, **changes})
 
 
 def scrambled(module: M, seed: int = 0) -> M:

@@ -33,3 +33,6 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     said = sentence(capsys, "export", tmp_path / "none", tmp_path / "mac.safetensors")
     assert str(tmp_path / "none") in said
     assert not (tmp_path / "mac.safetensors").exists()
+    before = (run / BEST).read_bytes()
+    assert "name another file" in sentence(capsys, "export", run, run / BEST)
+    assert (run / BEST).read_bytes() == before

@@ -27,8 +27,11 @@ def export(
     if out.suffix != ".safetensors":
         raise InputError(f"{out}: the name of a file of weights must end in .safetensors")
 
-    from macnet.training.checkpoint import export, open_trained
+    from macnet.training.checkpoint import open_trained, write_halved
 
+    trained = open_trained(run)
+    if out.exists() and out.samefile(trained.path):
+        raise InputError(f"{out}: this is the network itself, in full precision; name another file")
     out.parent.mkdir(parents=True, exist_ok=True)
-    export(open_trained(run), out)
+    write_halved(trained, out)
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")

@@ -1,9 +1,9 @@
 """How far what a network attends to agrees with what the programs of questions visit.
 
 Three sources of attention are measured alike: the network's own for the question; its own for
-another question about the same picture, which tells whether it looks for what is truth or for
-objects in general; and that of the same network with random weights. Two more are pure chance, as
-many looks as the network has steps: at random places, and at random objects.
+another question about the same picture, which tells whether it looks for what is asked about or
+for objects in general; and that of the same network with random weights. Two more are pure chance,
+as many looks as the network has steps: at random places, and at random objects.
 """
 
 from __future__ import annotations

@@ -122,6 +122,8 @@ def _table(title: str, first: str, *numbers: str) -> Table:
 
 
 def _told(share: Share) -> str:
+    if not share.count:
+        return "–"
     return f"{_percent(share.value)}% ({_interval(share)})"
 
 

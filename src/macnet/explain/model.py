@@ -14,7 +14,7 @@ from __future__ import annotations
 import string
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +24,9 @@ from torch import Tensor
 from macnet.data.vocab import END, MAX_WORDS, SPECIALS, START, TOKENISINGS, UNK, Vocabulary
 from macnet.errors import InputError
 from macnet.explain.picture import Picture, open_picture, squeeze
-from macnet.explain.places import centres
 from macnet.explain.reply import Centres, Explanation, Look, Reply, Unknown
 from macnet.explain.spelling import likely_meant
+from macnet.models.encoders import PixelTrunk
 from macnet.models.mac import MACNetwork, Step
 from macnet.models.registry import look_and_read
 from macnet.training.checkpoint import Trained, open_trained
@@ -81,18 +81,17 @@ class Model:
         asked, picture = understand(question, self.trained.vocabulary), open_picture(image)
         with torch.inference_mode():
             logits, steps = network.trace(self._seen(picture), self._read(asked))
-        trunk: Any = network.image
         size = self.trained.fit.height, self.trained.fit.width
+        places = PixelTrunk.centres(*size)
+        grid = len(places[0]), len(places[1])
         # The middle of a pixel is half a pixel further than its number.
-        middles = (
-            (at + 0.5) / length for at, length in zip(centres(trunk, *size), size, strict=True)
-        )
+        middles = ((np.array(at) + 0.5) / length for at, length in zip(places, size, strict=True))
         return Explanation(
             reply=self._reply(asked, logits),
             words=asked.words,
             picture=np.asarray(picture),
             centres=Centres(*middles),
-            looks=tuple(_look(step, trunk.grid(*size)) for step in steps),
+            looks=tuple(_look(step, grid) for step in steps),
         )
 
     def _seen(self, picture: Image.Image) -> Tensor:

@@ -31,8 +31,8 @@ from macnet.clevr.world import Block, Stream, World
 from macnet.data.stream import Encoder
 from macnet.data.vocab import PAD, Vocabulary
 from macnet.errors import InputError
-from macnet.explain.places import centres
 from macnet.explain.visits import visits
+from macnet.models.encoders import PixelTrunk
 from macnet.models.mac import MACNetwork
 from macnet.progress import progress
 from macnet.training.checkpoint import Trained
@@ -142,9 +142,8 @@ def observe(
     if images < 1:
         raise InputError(f"{images} images of {split!r} are asked for; one is the least")
     Encoder.of(world, vocabulary)  # which refuses a vocabulary that lacks words of the world
-    trunk: Any = networks[0].image
-    place = nearest_places(trunk, world.height, world.width).to(device)
-    columns = trunk.grid(world.height, world.width)[1]
+    place = nearest_places(world.height, world.width).to(device)
+    columns = len(PixelTrunk.centres(world.height, world.width)[1])
     pictures: list[tuple[Tensor, int]] = []
     questions: list[_Visiting] = []
     seen: list[list[Watched]] = [[] for _ in networks]
@@ -187,11 +186,11 @@ def watch(network: MACNetwork, images: Tensor, questions: Tensor, shows: Tensor)
     return Watched(*(column.cpu().numpy() for column in found))
 
 
-def nearest_places(trunk: Any, height: int, width: int) -> Tensor:
+def nearest_places(height: int, width: int) -> Tensor:
     """(height·width,): the place of K that each pixel is nearest to; of two, the first."""
-    down, across = centres(trunk, height, width)
-    row = np.abs(np.arange(height)[:, None] - down).argmin(1)
-    column = np.abs(np.arange(width)[:, None] - across).argmin(1)
+    down, across = PixelTrunk.centres(height, width)
+    row = np.abs(np.arange(height)[:, None] - np.array(down)).argmin(1)
+    column = np.abs(np.arange(width)[:, None] - np.array(across)).argmin(1)
     return torch.from_numpy(row[:, None] * len(across) + column).flatten()
 
 

@@ -197,9 +197,13 @@ class PixelTrunk(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @staticmethod
-    def grid(height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of the places in K, for pictures of that size."""
-        return -(-height // PixelMaps.SHRINKS), -(-width // PixelMaps.SHRINKS)
+    def centres(height: int, width: int) -> tuple[range, range]:
+        """The pixels, down and across, on which the rows and columns of places are centred.
+
+        Strided convolutions with a padding of one centre place i on pixel i · 8: half a stride
+        before the middle of the i-th of equal stretches.
+        """
+        return range(0, height, PixelMaps.SHRINKS), range(0, width, PixelMaps.SHRINKS)
 
     def forward(self, pictures: Tensor) -> Knowledge:
         knowledge: Knowledge = self.trunk(self.features(pictures))

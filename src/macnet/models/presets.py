@@ -39,7 +39,7 @@ REFERENCE = MACConfig(
 REFERENCE_RECURRENT = replace(REFERENCE, control="reference-recurrent", c0="learned")
 """The same with a recurrent control (args1.txt)."""
 
-PIXELS = replace(PAPER, d=384, lstm="d/2", coordinates=True, dropout=NO_DROPOUT)
+PIXELS = replace(PAPER, d=384, lstm="d/2", image="pixels", coordinates=True, dropout=NO_DROPOUT)
 """The paper's equations for pictures, without a ResNet in front: what the package ships.
 
 It is smaller, told the places, and drops nothing: of a world without an end there is always more.

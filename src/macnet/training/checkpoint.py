@@ -134,7 +134,7 @@ def open_trained(run: Path) -> Trained:
     return Trained(preset.system, config, fit, vocabulary, tensors, about, path)
 
 
-def export(trained: Trained, path: Path) -> None:
+def write_halved(trained: Trained, path: Path) -> None:
     """One small file to give away: the weights in half precision, half as many bytes."""
     halves = {
         name: tensor.half() if tensor.is_floating_point() else tensor
