@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from macnet.data.dataset import Dataset
     from macnet.training.checkpoint import Trained
 
-WATCHED_IMAGES = 500  # which a CPU watches in a minute or two, for intervals of about a percent
+WATCHED_IMAGES = 500  # which a CPU watches in a few minutes, for intervals of about a percent
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Muon (Jordan et al., 2024): matrices learn by steps of which all singular values are alike.
 
-A logit of the read unit is a product of six learned factors, and memory passes one matrix p times.
+A logit of the read unit is a product of four learned matrices, and memory passes one p times.
 An entry-wise step such as Adam's can be one long push in a single direction, which such products
 multiply: the rate must be low enough for that push, and everything else learns as slowly. Muon
 makes the step of a matrix, the momentum M = UΣVᵀ, into UVᵀ: as far in every direction, and no
