@@ -134,10 +134,10 @@ def test_unknown_words_are_told() -> None:
     strange = Unknown("shpere", "sphere"), Unknown("wug", None), Unknown("colour", "color")
     assert explanation(unknown=strange).reply.notes == [
         "It read 'shpere' as 'sphere', 'colour' as 'color'.",
-        "It has never read 'wug'.",
+        "It has never read 'wug', and left it out.",
     ]
     assert explanation().reply.notes == []
-    assert len(explanation(unknown=(Unknown("x" * 900, None),)).reply.notes[0]) < 60
+    assert len(explanation(unknown=(Unknown("x" * 900, None),)).reply.notes[0]) < 80
     plain = draw_figure(explanation(steps=2, picture=(40, 4)))
     told = draw_figure(
         explanation(steps=2, picture=(40, 4), unknown=(Unknown("shpere", "sphere"),) * 9)

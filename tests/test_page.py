@@ -155,7 +155,9 @@ def test_what_no_script_has_is_replaced(tmp_path: Path) -> None:
 def test_unknown_words_are_told() -> None:
     unknown = (Unknown("<b>", None), Unknown("shpere", "sphere"))
     parsed = Parsed(make_page(explanation(unknown=unknown)))
-    assert "It read 'shpere' as 'sphere'.It has never read '<b>'." in parsed.text["p"]
+    assert (
+        "It read 'shpere' as 'sphere'.It has never read '<b>', and left it out." in parsed.text["p"]
+    )
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 700), (2600, 1300)], ids=str)

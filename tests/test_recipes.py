@@ -54,6 +54,7 @@ def test_every_system_can_be_taught(system: str) -> None:
         ({"questions": True}, r"recipe\.questions is True"),
         ({"epochs": 0}, r"recipe\.epochs is 0; it must be above 0"),
         ({"validate": 0.0}, r"recipe\.validate is 0\.0; it must be above 0"),
+        ({"jitter": 1.5}, r"recipe\.jitter is 1\.5; it must be 1 at most"),
         ({"average": 1.0}, r"recipe\.average is 1\.0; it must be below 1"),
         ({"average_warm_up": 1}, r"recipe\.average_warm_up is 1; choose True or False"),
         ({"optimiser": "sgd"}, r"recipe\.optimiser is 'sgd'; choose one of adam, adamw"),

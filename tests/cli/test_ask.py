@@ -88,10 +88,12 @@ def test_words_it_has_never_read(capsys: pytest.CaptureFixture[str]) -> None:
     _, remarks = asks(capsys, "scene.png", "Gibt es einen \x1b[31mroter Würfel, shpere 🙂")
     assert remarks == [
         "It read 'shpere' as 'sphere'.",
-        "It has never read 'gibt', 'es', 'einen', '\\x1b[31mroter', 'würfel', '🙂'.",
+        "It has never read 'gibt', 'es', 'einen', '\\x1b[31mroter', 'würfel', '🙂', "
+        "and left them out.",
     ]
-    _, (remark,) = asks(capsys, "scene.png", "w" * 100_000)
+    _, (remark,) = asks(capsys, "scene.png", f"Is it a cube, {'w' * 100_000}?")
     assert len(remark) < 100
+    assert len(sentence(capsys, "ask", "scene.png", "w" * 100_000)) < 200
 
 
 def test_where_there_are_no_bars(here: Path, run: Path) -> None:
@@ -148,6 +150,7 @@ def test_a_scene_that_cannot_be_asked_about_is_not_kept(
     ("arguments", "expected"),
     [
         ([], "there is no question; ask one, such as"),
+        (["nope.png"], "nope.png: there is no such file, and no question about it"),
         (["scene.png"], "scene.png: this is a file; put a question about it, in quotes, after it"),
         (["scene.png", ""], "the question is empty; ask something such as"),
         (["scene.png", "cube " * 500], "the question has 500 words; 255 is the most"),
@@ -177,7 +180,7 @@ def test_without_the_network_that_is_shipped(
     monkeypatch.setattr(asking, "SHIPPED", here / "mac.safetensors")
     assert sentence(capsys, "ask", "scene.png", QUESTION) == (
         f"{here}/mac.safetensors: the network that comes with macnet is missing; install macnet "
-        "again, or name a run of your own (--model RUN)"
+        "again, or name a run of your own"
     )
 
 

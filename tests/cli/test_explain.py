@@ -71,6 +71,10 @@ def test_unknown_words_are_named(
         (["picture.png", QUESTION, "--out", "a"], "--out is a; its name must end in .png, .gif"),
         (["picture.png", QUESTION, "--out", "a.png"], "--out is a.png, which is a folder"),
         (
+            [QUESTION, "--seed", "5", "--out", "scene-5.png"],
+            "--out is scene-5.png, which is the picture itself; name another file",
+        ),
+        (
             ["picture.png", QUESTION, "--out", "./picture.png"],
             "--out is picture.png, which is the picture itself; name another file",
         ),

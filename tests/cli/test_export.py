@@ -9,7 +9,7 @@ import pytest
 
 import macnet
 from macnet.cli import main
-from macnet.training.checkpoint import BEST
+from macnet.training.checkpoint import BEST, LAST
 from small_data import sentence
 from tiny_networks import write_network
 
@@ -34,5 +34,7 @@ def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert str(tmp_path / "none") in said
     assert not (tmp_path / "mac.safetensors").exists()
     before = (run / BEST).read_bytes()
-    assert "name another file" in sentence(capsys, "export", run, run / BEST)
+    for name in (BEST, LAST):
+        assert "choose another name" in sentence(capsys, "export", run, run / name)
     assert (run / BEST).read_bytes() == before
+    assert not (run / LAST).exists()

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from mimetypes import guess_type
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -73,7 +74,7 @@ def ask(
         top: How many answers to show.
         device: Where the network runs; a GPU takes longer to wake up than a CPU to answer.
     """
-    image, question = check(image, question, fresh)
+    image, question, fresh = check(image, question, fresh)
     refuse_below_one("--top", top)
     with in_a_hurry():
         from macnet.explain.model import open_model
@@ -108,14 +109,16 @@ def in_a_hurry() -> Iterator[None]:
 # --- what is asked, and about what -----------------------------------------------------------
 
 
-def check(first: str | None, second: str | None, fresh: Fresh) -> tuple[str | None, str]:
-    """The image, if there is one, and the question."""
+def check(first: str | None, second: str | None, fresh: Fresh) -> tuple[str | None, str, Fresh]:
+    """The image and the question; if there is no image, which scene to draw, and where to."""
     image, question = _told_apart(first, second)
     if image is not None:
         refuse_given(fresh, f"{image} is what to ask about")
+        return image, question, fresh
     if fresh.save is not None and fresh.save.suffix.lower() != ".png":
         raise InputError(f"--save is {fresh.save}; its name must end in .png")
-    return image, question
+    seed = random.randrange(SEEDS) if fresh.seed is None else fresh.seed
+    return None, question, Fresh(seed, fresh.save or Path(f"scene-{seed}.png"))
 
 
 def _told_apart(first: str | None, second: str | None) -> tuple[str | None, str]:
@@ -126,6 +129,8 @@ def _told_apart(first: str | None, second: str | None) -> tuple[str | None, str]
         return first, second
     if os.path.isfile(first):  # noqa: PTH113  a question may be too long for Path.is_file
         raise InputError(f"{first}: this is a file; put a question about it, in quotes, after it")
+    if (guess_type(first)[0] or "").startswith("image/"):
+        raise InputError(f"{first}: there is no such file, and no question about it")
     return None, first
 
 
@@ -135,10 +140,11 @@ def think(
     """About the image, or else about a fresh scene, which is kept if there was something to say."""
     if image is not None:
         return about(image, question)
-    seed = random.randrange(SEEDS) if fresh.seed is None else fresh.seed
-    scene = _draw(seed)
+    assert fresh.seed is not None
+    assert fresh.save is not None
+    scene = _draw(fresh.seed)
     thought = about(scene, question)
-    _save(fresh.save or Path(f"scene-{seed}.png"), scene, seed)
+    _save(fresh.save, scene, fresh.seed)
     return thought
 
 

@@ -88,14 +88,15 @@ def evaluate(
     from macnet.evaluation.accuracy import measure
     from macnet.evaluation.answering import Answering
     from macnet.evaluation.report import show, write_predictions
-    from macnet.explain.model import SHIPPED
+    from macnet.explain.model import shipped
     from macnet.parallel import is_first, together
     from macnet.training.checkpoint import open_trained
 
-    run = run or SHIPPED
+    run = run or shipped()
     device, workers = choose_device(device), choose_share_of_workers(workers)
     if attention:
-        _refuse_beside_attention(data, question, predictions=predictions, precision=precision)
+        given = {"predictions": predictions, "precision": precision, "cache": cache}
+        _refuse_beside_attention(data, question, **given)
         _watch(run, question, json_file, device, workers)
         return
     with together(device) as own:
@@ -171,6 +172,8 @@ def _watch(run: Path, asked: Asked, json_file: Path | None, device: str, workers
     with together(device) as own:
         if not is_first():  # it takes so little that it is not shared out
             return
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
     trained = open_trained(run)
     networks = watchable(trained).to(own), with_random_weights(trained).to(own)
     world = World(asked.world_seed, width=trained.fit.width, height=trained.fit.height)
@@ -188,7 +191,6 @@ def _watch(run: Path, asked: Asked, json_file: Path | None, device: str, workers
     found = measure(truth, *watched)
     what = f"{asked.split} of the generated world {world.seed}"
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
         record = {
             "run": str(run.resolve()),
             "preset": trained.about["preset"],

@@ -39,13 +39,14 @@ def explain(
         model: Folder of a run, or its best.safetensors; the network that is shipped if not given.
         device: Where the network runs.
     """
-    image, question = check(image, question, fresh)
+    image, question, fresh = check(image, question, fresh)
     if out.suffix.lower() not in KINDS:
         raise InputError(f"--out is {out}; its name must end in .png, .gif or .html")
     if out.is_dir():
         raise InputError(f"--out is {out}, which is a folder; name a file")
     if out.resolve() in [Path(name).resolve() for name in (image, fresh.save) if name is not None]:
         raise InputError(f"--out is {out}, which is the picture itself; name another file")
+    out.parent.mkdir(parents=True, exist_ok=True)
 
     with in_a_hurry():
         from macnet.explain.figure import write_gif, write_png
@@ -56,7 +57,6 @@ def explain(
         explanation = think(network.explain, image, question, fresh)
     tell_unknown(explanation.reply)
     write = dict(zip(KINDS, (write_png, write_gif, write_page), strict=True))
-    out.parent.mkdir(parents=True, exist_ok=True)
     write[out.suffix.lower()](explanation, out)
     print(explanation.reply.answer)
     steps = len(explanation.looks)

@@ -27,11 +27,11 @@ def export(
     if out.suffix != ".safetensors":
         raise InputError(f"{out}: the name of a file of weights must end in .safetensors")
 
-    from macnet.training.checkpoint import open_trained, write_halved
+    from macnet.training.checkpoint import BEST, LAST, open_trained, write_halved
 
+    if out.name in (BEST, LAST):
+        raise InputError(f"{out}: runs call their own files so; choose another name")
     trained = open_trained(run)
-    if out.exists() and out.samefile(trained.path):
-        raise InputError(f"{out}: this is the network itself, in full precision; name another file")
     out.parent.mkdir(parents=True, exist_ok=True)
     write_halved(trained, out)
     print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")

@@ -4,16 +4,19 @@
     model.ask("scene.png", "What color is the cube?").answer
     model.explain("scene.png", "What color is the cube?").looks
 
-A word that the network has never read is named in the reply. If it looks like a slip of the pen for
-one that it has read, it is read as that one; else as the word that stands for all unknown ones.
-Marks that it has never read, such as commas, are left out: they would be unknown words too.
+A word that the network has never read is named in the reply. If it looks like a slip of the pen
+for one that it has read, it is read as that one; else it is left out. (Vocabularies have a word to
+stand for it; but where none was met in training its vector is random, and spoils one answer in
+ten.) Marks that it has never read, such as commas, are left out unnamed.
 """
 
 from __future__ import annotations
 
 import string
+import unicodedata
 from os import PathLike
 from pathlib import Path
+from reprlib import repr as shown  # which no word can make longer than a line
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +24,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from macnet.data.vocab import END, MAX_WORDS, SPECIALS, START, TOKENISINGS, UNK, Vocabulary
+from macnet.data.vocab import END, MAX_WORDS, SPECIALS, START, TOKENISINGS, Vocabulary
 from macnet.errors import InputError
 from macnet.explain.picture import Picture, open_picture, squeeze
 from macnet.explain.reply import Centres, Explanation, Look, Reply, Unknown
@@ -31,18 +34,24 @@ from macnet.models.mac import MACNetwork, Step
 from macnet.models.registry import look_and_read
 from macnet.training.checkpoint import Trained, open_trained
 
-MARKS = frozenset(string.punctuation + string.whitespace)
+SYMBOLS = frozenset(string.punctuation + string.whitespace)
+EMPTY = frozenset(("", SPECIALS[START], SPECIALS[END]))
+MOST_NAMED = 5
 SHIPPED = Path(__file__).parents[1] / "weights" / "mac.safetensors"
 
 
 def open_model(run: str | PathLike[str] | None = None, device: torch.device | str = "cpu") -> Model:
     """The network that comes with the package; or that of a run, by its folder or a file of it."""
-    if run is None and not SHIPPED.exists():
+    return Model(open_trained(shipped() if run is None else Path(run)), device)
+
+
+def shipped() -> Path:
+    if not SHIPPED.exists():
         raise InputError(
             f"{SHIPPED}: the network that comes with macnet is missing; install macnet again, or "
-            "name a run of your own (--model RUN)"
+            "name a run of your own"
         )
-    return Model(open_trained(SHIPPED if run is None else Path(run)), device)
+    return SHIPPED
 
 
 class Model:
@@ -60,8 +69,11 @@ class Model:
                 "learned from pixels"
             )
         self.trained = trained
-        self.device = torch.device(device)
-        self.network = trained.network().to(self.device)
+        try:
+            self.device = torch.device(device)
+            self.network = trained.network().to(self.device)
+        except (RuntimeError, AssertionError, TypeError):  # torch has all of them for it
+            raise InputError(f"device is {device!r}, which is not here; choose cpu") from None
 
     def ask(self, image: Picture, question: str) -> Reply:
         """What the network answers; a picture is a path, an image of Pillow's, or an array."""
@@ -100,7 +112,7 @@ class Model:
 
     def _read(self, asked: Asked) -> Tensor:
         ids = self.trained.vocabulary.ids
-        return torch.tensor([[ids.get(word, UNK) for word in asked.words]], device=self.device)
+        return torch.tensor([[ids[word] for word in asked.words]], device=self.device)
 
     def _reply(self, asked: Asked, logits: Tensor) -> Reply:
         shares = zip(
@@ -133,18 +145,19 @@ class Asked(NamedTuple):
 
     question: str
     words: tuple[str, ...]
-    """As they are read: those that were likely meant instead of those that were typed."""
+    """As they are read: those that were likely meant instead of those that were typed; others that
+    are unknown are left out."""
     unknown: tuple[Unknown, ...]
 
 
 def understand(question: str, vocabulary: Vocabulary) -> Asked:
     ids = vocabulary.ids
     typed = [
-        word
+        read
         for word in TOKENISINGS[vocabulary.tokenising](question)
-        if word in ids or not MARKS.issuperset(word)
+        if (read := word if word in ids else _bare(word)) or word in ids
     ]
-    if not {*typed} - {"", SPECIALS[START], SPECIALS[END]}:
+    if not {*typed} - EMPTY:
         raise InputError('the question is empty; ask something such as "What color is the cube?"')
     if len(typed) > MAX_WORDS:
         raise InputError(f"the question has {len(typed):,} words; {MAX_WORDS} is the most")
@@ -152,5 +165,23 @@ def understand(question: str, vocabulary: Vocabulary) -> Asked:
     unknown = tuple(
         Unknown(word, likely_meant(word, known)) for word in dict.fromkeys(typed) if word not in ids
     )
-    meant = {lacking.word: lacking.meant or lacking.word for lacking in unknown}
-    return Asked(question, tuple(meant.get(word, word) for word in typed), unknown)
+    meant = {lacking.word: lacking.meant for lacking in unknown}
+    understood = (meant.get(word, word) for word in typed)
+    words = tuple(word for word in understood if word is not None)
+    if not {*words} - EMPTY:
+        strange = ", ".join(shown(lacking.word) for lacking in unknown[:MOST_NAMED])
+        raise InputError(
+            f"the network has read no word of this question ({strange}); it knows those of CLEVR's "
+            'questions, such as "What color is the cube?"'
+        )
+    return Asked(question, words, unknown)
+
+
+def _bare(word: str) -> str:
+    """Without the marks around it; nothing is left of one that is all marks."""
+    inside = [i for i, sign in enumerate(word) if not _is_mark(sign)]
+    return word[inside[0] : inside[-1] + 1] if inside else ""
+
+
+def _is_mark(sign: str) -> bool:
+    return sign in SYMBOLS or unicodedata.category(sign).startswith("P")

@@ -18,7 +18,7 @@ class Unknown:
     meant: str | None
     """The word that was likely meant, and is read in its place.
 
-    None if there is no word like it: then it is read as the word that stands for all unknown ones.
+    None if there is no word like it: then it is left out.
     """
 
 
@@ -41,8 +41,9 @@ class Reply:
             f"{shown(a.word)} as {shown(a.meant)}" for a in self.unknown if a.meant is not None
         ]
         strange = [shown(a.word) for a in self.unknown if a.meant is None]
-        told = (("It read", meant), ("It has never read", strange))
-        return [f"{what} {', '.join(words)}." for what, words in told if words]
+        left = "them" if len(strange) > 1 else "it"
+        told = (("It read", meant, ""), ("It has never read", strange, f", and left {left} out"))
+        return [f"{what} {', '.join(words)}{so}." for what, words, so in told if words]
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,8 @@ class Recipe:
                     )
                 if strictly and value == low:
                     raise InputError(f"recipe.{name} is {value!r}; it must be above {low}")
+        if self.jitter > 1:
+            raise InputError(f"recipe.jitter is {self.jitter}; it must be 1 at most")
         if self.average >= 1:
             raise InputError(f"recipe.average is {self.average}; it must be below 1")
 
