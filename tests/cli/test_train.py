@@ -153,7 +153,7 @@ def test_a_folder_with_a_run(made: Path, data: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ("--preset nets", "--preset is 'nets'; choose one of paper, reference,"),
+        ("--preset nets", "--preset is 'nets'; choose one of paper, pixels,"),
         ("--recipe slow", "--recipe is 'slow'; choose one of paper, fast"),
         ("--model.d -3", "--model.d is -3; it must be a whole number from 1"),
         ("--recipe.lr nan", "--recipe.lr is nan; it must be a number from 0"),

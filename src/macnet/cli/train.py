@@ -45,7 +45,7 @@ class NetworkOptions:
     """What is trained, and how: a preset, then what changes it, in this order."""
 
     preset: Annotated[str, tyro.conf.arg(metavar="NAME")] = "paper"
-    """paper, reference or reference-recurrent, which are MAC; q-type, lstm or cnn-lstm."""
+    """paper, pixels, reference or reference-recurrent, which are MAC; q-type, lstm or cnn-lstm."""
     ablation: Annotated[str | None, tyro.conf.arg(metavar="ROW", help_behavior_hint="")] = None
     """A row of the paper's table 2 by its label, such as "w/ memory gate"."""
     recipe: Annotated[str, tyro.conf.arg(metavar="NAME")] = "paper"
