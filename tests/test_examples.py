@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import fields
@@ -12,9 +13,11 @@ from types import ModuleType
 
 import pytest
 import torch
+from PIL import Image
 
 from macnet.clevr.generate import generate
 from macnet.clevr.world import World
+from macnet.cli import main
 from macnet.models import config, encoders, layers, lstm, mac, presets, reference, repeated
 from macnet.models.mac import MACNetwork
 from macnet.models.presets import PRESETS, TABLE_2, preset
@@ -22,7 +25,8 @@ from macnet.models.presets import PRESETS, TABLE_2, preset
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "model.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-README_BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+README = (ROOT / "README.md").read_text()
+README_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 NAMED = set(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)))
 ROWS = {
     cells[0]: cells[1:]
@@ -83,6 +87,30 @@ def readme(name: str) -> str:
     """The block of Python in the README that uses this."""
     (block,) = (block for block in README_BLOCKS if re.search(rf"\b{name}\(", block))
     return str(block)
+
+
+def test_the_five_lines_of_the_readme_run(tmp_path: Path) -> None:
+    Image.new("RGB", (480, 320), (123, 122, 122)).save(tmp_path / "scene.png")
+    printed = python("-c", readme("load"), folder=tmp_path)
+    assert re.fullmatch(r"\w+ \d\.\d+(e-\d+)?\n", printed)
+    assert len(readme("load").strip().splitlines()) == 5
+
+
+def test_the_answers_of_the_readme_are_those_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """But for the bars of answers that are hardly possible, which rounding may reorder."""
+    monkeypatch.chdir(tmp_path)
+    (shown,) = re.findall(r"```\n(\$ macnet ask .*?)```", README, re.DOTALL)
+    asked = re.findall(r"^\$ macnet (.*)\n((?:(?!\$ ).*\n)*)", shown, re.MULTILINE)
+    assert len(asked) == 3
+    for command, expected in asked:
+        assert main(shlex.split(command)) == 0
+        out, err = capsys.readouterr()
+        lines = [*err.splitlines(), *out.splitlines()]
+        assert [line for line in lines if " 0.0%" not in line] == [
+            line for line in expected.splitlines() if " 0.0%" not in line
+        ]
 
 
 def test_the_network_of_the_readme_runs() -> None:
