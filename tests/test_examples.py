@@ -90,7 +90,7 @@ def readme(name: str) -> str:
 
 
 def test_the_five_lines_of_the_readme_run(tmp_path: Path) -> None:
-    Image.new("RGB", (480, 320), (123, 122, 122)).save(tmp_path / "scene.png")
+    Image.new("RGB", (480, 320), (122, 121, 121)).save(tmp_path / "scene.png")
     printed = python("-c", readme("load"), folder=tmp_path)
     assert re.fullmatch(r"\w+ \d\.\d+(e-\d+)?\n", printed)
     assert len(readme("load").strip().splitlines()) == 5

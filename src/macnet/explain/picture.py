@@ -25,8 +25,8 @@ from macnet.errors import InputError
 
 Picture: TypeAlias = str | PathLike[str] | Image.Image | np.ndarray | torch.Tensor
 
-GROUND = (123, 122, 122)
-"""What shines through where a picture is transparent: the median pixel of CLEVR's images. On white,
+GROUND = (122, 121, 121)
+"""What shines through where a picture is transparent: the median pixel of 32 CLEVR images. On white,
 which CLEVR never shows over more than a highlight, a network would be asked what it cannot know."""
 
 LARGEST = {"bool": 1, "uint8": 255, "uint16": 65535}
