@@ -26,8 +26,9 @@ from macnet.errors import InputError
 Picture: TypeAlias = str | PathLike[str] | Image.Image | np.ndarray | torch.Tensor
 
 GROUND = (122, 121, 121)
-"""What shines through where a picture is transparent: the median pixel of 32 CLEVR images. On white,
-which CLEVR never shows over more than a highlight, a network would be asked what it cannot know."""
+"""What shines through where a picture is transparent: the median pixel of 32 CLEVR images. On
+white, which CLEVR never shows over more than a highlight, a network would be asked what it cannot
+know."""
 
 LARGEST = {"bool": 1, "uint8": 255, "uint16": 65535}
 """What white is, in an array of whole numbers. Among floats it is 1."""
