@@ -80,6 +80,17 @@ def test_without_data_it_is_what_the_run_was_validated_on(
     assert numbers["precision"] == "float32"
 
 
+def test_a_dataset_alone_is_for_the_network_that_comes_with_macnet(
+    small: Path, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "SHIPPED", small / "run" / BEST)
+    for arguments, name in ((["data"], "one"), (["run", "data"], "other")):
+        assert main(["evaluate", *(str(small / a) for a in arguments), "--json", name]) == 0
+    one, other = (json.loads((here / name).read_text()) for name in ("one", "other"))
+    assert one["results"] == other["results"]
+    assert one["data"] == other["data"]
+
+
 def test_of_a_file_of_weights(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evaluates(small / "run")
     by_folder = capsys.readouterr().out
@@ -130,7 +141,7 @@ def test_bfloat16(small: Path, here: Path) -> None:
     ("arguments", "expected"),
     [
         ("{}/nothing", "{}/nothing: there is no such file"),
-        ("{}/data", "{}/data: there is no best.safetensors in it; has it been validated yet?"),
+        ("{}/cache", "{}/cache: there is no best.safetensors in it; has it been validated yet?"),
         ("{}/run/last.safetensors", "{}/run/last.safetensors: it is for going on with training"),
         ("{}/run/run.json", "{}/run/run.json: it is damaged, or no checkpoint"),
         ("{}/run {}/data --split x", "{}/data: it has no split 'x'; it has test, train, val"),

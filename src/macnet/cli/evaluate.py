@@ -92,6 +92,8 @@ def evaluate(
     from macnet.parallel import is_first, together
     from macnet.training.checkpoint import open_trained
 
+    if run is not None and data is None and (run / "questions").is_dir():
+        run, data = None, run  # a dataset alone is for the network that comes with macnet
     run = run or shipped()
     device, workers = choose_device(device), choose_share_of_workers(workers)
     if attention:
