@@ -22,6 +22,7 @@ from torch import Tensor
 from macnet.clevr.program import Facts
 from macnet.clevr.table import to_scenes
 from macnet.clevr.world import Stream, World
+from macnet.data.stream import Encoder
 from macnet.explain.model import SHIPPED
 from macnet.explain.pointing import in_parts, side_by_side, watchable
 from macnet.explain.visits import visits
@@ -92,9 +93,10 @@ def main() -> None:
     found: list[np.ndarray] = []
     right, asked = dict.fromkeys(EVEN, 0), 0
     world = World(SEED, width=SIZE, height=SIZE)
+    encoder = Encoder.of(world, trained.vocabulary)
     with Stream(world, split="val", workers=1) as stream, torch.inference_mode():
         for part in in_parts(stream, options.images):
-            tokens, real = side_by_side(part.questions, trained.vocabulary, "cpu")
+            tokens, real = side_by_side(part, encoder)
             question, knowledge = network.question(tokens), network.image(part.images)
             about = [(n, q) for n, of_image in enumerate(part.questions) for q in of_image]
             ids = [trained.vocabulary.answers.index(q.answer) for _, q in about]

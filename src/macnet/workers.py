@@ -108,3 +108,14 @@ def _prepare_worker(lifeline: Connection) -> None:
             os._exit(1)
 
     threading.Thread(target=end_with_parent, daemon=True).start()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch works with a single thread in here."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

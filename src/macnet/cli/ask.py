@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from mimetypes import guess_type
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
 
 import tyro
 
@@ -50,11 +50,20 @@ class Fresh:
     """The file to draw it into, a PNG; scene-SEED.png if not given."""
 
 
+class Drawing(NamedTuple):
+    """A fresh scene, and the file that it is drawn into."""
+
+    seed: int
+    path: Path
+
+
+Image = Annotated[str | None, tyro.conf.arg(metavar="[IMAGE]", help_behavior_hint="")]
+Question = Annotated[str | None, tyro.conf.arg(metavar="QUESTION", help_behavior_hint="")]
+
+
 def ask(
-    image: Annotated[str | None, tyro.conf.arg(metavar="[IMAGE]", help_behavior_hint="")] = None,
-    question: Annotated[
-        str | None, tyro.conf.arg(metavar="QUESTION", help_behavior_hint="")
-    ] = None,
+    image: Image = None,
+    question: Question = None,
     /,
     *,
     fresh: Annotated[Fresh, *PLAIN],
@@ -74,13 +83,13 @@ def ask(
         top: How many answers to show.
         device: Where the network runs; a GPU takes longer to wake up than a CPU to answer.
     """
-    image, question, fresh = check(image, question, fresh)
+    subject, asked = check(image, question, fresh)
     refuse_below_one("--top", top)
     with in_a_hurry():
         from macnet.explain.model import open_model
 
         network = open_model(model, choose_device(device))
-        reply = think(network.ask, image, question, fresh)
+        reply = think(network.ask, subject, asked)
     tell_unknown(reply)
     print(reply.answer, *_bars(reply, top), sep="\n")
 
@@ -95,30 +104,28 @@ def in_a_hurry() -> Iterator[None]:
     """
     atexit.register(gc.freeze)
     gc.disable()
-    import torch
+    from macnet.workers import one_thread
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     try:
-        yield
+        with one_thread():
+            yield
     finally:
-        torch.set_num_threads(threads)
         gc.enable()
 
 
 # --- what is asked, and about what -----------------------------------------------------------
 
 
-def check(first: str | None, second: str | None, fresh: Fresh) -> tuple[str | None, str, Fresh]:
-    """The image and the question; if there is no image, which scene to draw, and where to."""
+def check(first: str | None, second: str | None, fresh: Fresh) -> tuple[str | Drawing, str]:
+    """The image, or else what to draw; and the question."""
     image, question = _told_apart(first, second)
     if image is not None:
         refuse_given(fresh, f"{image} is what to ask about")
-        return image, question, fresh
+        return image, question
     if fresh.save is not None and fresh.save.suffix.lower() != ".png":
         raise InputError(f"--save is {fresh.save}; its name must end in .png")
     seed = random.randrange(SEEDS) if fresh.seed is None else fresh.seed
-    return None, question, Fresh(seed, fresh.save or Path(f"scene-{seed}.png"))
+    return Drawing(seed, fresh.save or Path(f"scene-{seed}.png")), question
 
 
 def _told_apart(first: str | None, second: str | None) -> tuple[str | None, str]:
@@ -135,16 +142,14 @@ def _told_apart(first: str | None, second: str | None) -> tuple[str | None, str]
 
 
 def think(
-    about: Callable[[Picture, str], Thought], image: str | None, question: str, fresh: Fresh
+    about: Callable[[Picture, str], Thought], subject: str | Drawing, question: str
 ) -> Thought:
-    """About the image, or else about a fresh scene, which is kept if there was something to say."""
-    if image is not None:
-        return about(image, question)
-    assert fresh.seed is not None
-    assert fresh.save is not None
-    scene = _draw(fresh.seed)
+    """About an image, or about a fresh scene, which is kept if there was something to say."""
+    if isinstance(subject, str):
+        return about(subject, question)
+    scene = _draw(subject.seed)
     thought = about(scene, question)
-    _save(fresh.save, scene, fresh.seed)
+    _save(subject, scene)
     return thought
 
 
@@ -158,9 +163,10 @@ def _draw(seed: int) -> np.ndarray:
     return render(scenes, *SIZE, "fast", "cpu").images[0].numpy()
 
 
-def _save(path: Path, scene: np.ndarray, seed: int) -> None:
+def _save(drawing: Drawing, scene: np.ndarray) -> None:
     from macnet.clevr.pictures import save_picture
 
+    seed, path = drawing
     path.parent.mkdir(parents=True, exist_ok=True)
     save_picture(path, scene)
     print(f"{path}: a fresh scene; --seed {seed} draws it again", file=sys.stderr)

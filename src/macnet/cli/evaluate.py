@@ -84,7 +84,6 @@ def evaluate(
         workers: Processes that decode images; as many as there are cores if not given.
     """
     from macnet.data.questions import UNKNOWN
-    from macnet.disk import write_json
     from macnet.evaluation.accuracy import measure
     from macnet.evaluation.answering import Answering
     from macnet.evaluation.report import show, write_predictions
@@ -130,22 +129,28 @@ def evaluate(
         print(f"{predictions}: {len(answers):,} answers")
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
-        record = {
-            "run": str(run.resolve()),
-            "preset": trained.about["preset"],
-            "step": trained.about.get("step"),
-            "data": dataset.about,
-            "device": device,
-            "precision": precision,
-            "questions": len(dataset),
-            "seconds": seconds,
-            "questions_per_second": len(dataset) / seconds,
-            "results": results and results.to_record(),
-        }
-        write_json(json_file, record)
-        print(f"{json_file}: all of the numbers")
+        _write_all(
+            json_file,
+            trained,
+            run=str(run.resolve()),
+            data=dataset.about,
+            device=device,
+            precision=precision,
+            questions=len(dataset),
+            seconds=seconds,
+            questions_per_second=len(dataset) / seconds,
+            results=results and results.to_record(),
+        )
     if results is not None:  # last, for who reads only its first lines ends all
         show(results, row=trained.system.row, what=dataset.name)
+
+
+def _write_all(path: Path, trained: Trained, *, run: str, **numbers: object) -> None:
+    from macnet.disk import write_json
+
+    about = trained.about
+    write_json(path, {"run": run, "preset": about["preset"], "step": about.get("step"), **numbers})
+    print(f"{path}: all of the numbers")
 
 
 def _refuse_beside_attention(data: Path | None, asked: Asked, **given: object) -> None:
@@ -164,7 +169,6 @@ def _refuse_beside_attention(data: Path | None, asked: Asked, **given: object) -
 def _watch(run: Path, asked: Asked, json_file: Path | None, device: str, workers: int) -> None:
     """What `evaluate` does for --attention."""
     from macnet.clevr.world import World
-    from macnet.disk import write_json
     from macnet.explain.agreement import measure
     from macnet.explain.findings import show
     from macnet.explain.pointing import observe, watchable, with_random_weights
@@ -193,17 +197,15 @@ def _watch(run: Path, asked: Asked, json_file: Path | None, device: str, workers
     found = measure(truth, *watched)
     what = f"{asked.split} of the generated world {world.seed}"
     if json_file is not None:
-        record = {
-            "run": str(run.resolve()),
-            "preset": trained.about["preset"],
-            "step": trained.about.get("step"),
-            "data": {"questions": what, "world": asdict(world)},
-            "device": device,
-            "seconds": time.monotonic() - start,
-            "attention": found.to_record(),
-        }
-        write_json(json_file, record)
-        print(f"{json_file}: all of the numbers")
+        _write_all(
+            json_file,
+            trained,
+            run=str(run.resolve()),
+            data={"questions": what, "world": asdict(world)},
+            device=device,
+            seconds=time.monotonic() - start,
+            attention=found.to_record(),
+        )
     show(found, row=trained.system.row, what=what)
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from macnet.cli.ask import Fresh, check, in_a_hurry, tell_unknown, think
+from macnet.cli.ask import Fresh, Image, Question, check, in_a_hurry, tell_unknown, think
 from macnet.cli.options import PLAIN, Device, Somewhere, choose_device
 from macnet.errors import InputError
 
@@ -15,10 +15,8 @@ KINDS = ".png", ".gif", ".html"
 
 
 def explain(
-    image: Annotated[str | None, tyro.conf.arg(metavar="[IMAGE]", help_behavior_hint="")] = None,
-    question: Annotated[
-        str | None, tyro.conf.arg(metavar="QUESTION", help_behavior_hint="")
-    ] = None,
+    image: Image = None,
+    question: Question = None,
     /,
     *,
     fresh: Annotated[Fresh, *PLAIN],
@@ -39,12 +37,13 @@ def explain(
         model: Folder of a run, or its best.safetensors; the network that is shipped if not given.
         device: Where the network runs.
     """
-    image, question, fresh = check(image, question, fresh)
+    subject, asked = check(image, question, fresh)
     if out.suffix.lower() not in KINDS:
         raise InputError(f"--out is {out}; its name must end in .png, .gif or .html")
     if out.is_dir():
         raise InputError(f"--out is {out}, which is a folder; name a file")
-    if out.resolve() in [Path(name).resolve() for name in (image, fresh.save) if name is not None]:
+    picture = Path(subject) if isinstance(subject, str) else subject.path
+    if out.resolve() == picture.resolve():
         raise InputError(f"--out is {out}, which is the picture itself; name another file")
     out.parent.mkdir(parents=True, exist_ok=True)
 
@@ -54,7 +53,7 @@ def explain(
         from macnet.explain.page import write_page
 
         network = open_model(model, choose_device(device))
-        explanation = think(network.explain, image, question, fresh)
+        explanation = think(network.explain, subject, asked)
     tell_unknown(explanation.reply)
     write = dict(zip(KINDS, (write_png, write_gif, write_page), strict=True))
     write[out.suffix.lower()](explanation, out)

@@ -9,8 +9,7 @@ if __name__ == "__main__":  # workers are spawned, and import this file again
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from itertools import islice
@@ -29,6 +28,7 @@ from macnet.data.stream import Encoder, row_of
 from macnet.data.vocab import Tally, Vocabulary
 from macnet.errors import InputError
 from macnet.progress import progress
+from macnet.workers import one_thread
 
 
 def pack_world(
@@ -58,7 +58,7 @@ def pack_world(
         rows: list[Row] = []
         encode = partial(_encoded, vocabulary)
         with (
-            _one_thread(),
+            one_thread(),  # others would fight with the workers for a CPU's cores, and all lose
             progress("drawing", "images", images) as advance,
             Stream(world, split=split, device=device, workers=workers, encode=encode) as stream,
         ):
@@ -92,17 +92,6 @@ def pack_world(
     }
     chosen = np.arange(len(columns), dtype=np.int32)
     return Dataset(made.arrays["pictures"], columns, columns.images, chosen, vocabulary, about)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """On a CPU, threads that draw would fight with the workers for its cores, and all lose."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _encoded(vocabulary: Vocabulary, asked: list[list[Question]]) -> list[list[Row]]:

@@ -45,10 +45,7 @@ def show(
 
     `errors` tells also where it was wrong: by length and family, and what it answered instead.
     """
-    if console is None:
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=WIDE)
+    console = console or terminal()
     console.print(Text(f"{row} on {what}", style="bold"), soft_wrap=True)
     console.print(_by_column(results, row))
     if results.origin in NOTES:
@@ -64,6 +61,11 @@ def show(
         console.print(_weakest_families(results))
 
 
+def terminal() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDE)
+
+
 def write_predictions(path: Path, predictions: np.ndarray, answers: Sequence[str]) -> None:
     """One answer a line, in the order of the questions; an empty line where none was asked for."""
     words = (*answers, "")  # the last is what UNKNOWN, −1, leads to
@@ -75,7 +77,7 @@ def write_predictions(path: Path, predictions: np.ndarray, answers: Sequence[str
 
 
 def _by_column(results: Results, row: str) -> Table:
-    table = _table("", "", "accuracy", "95% interval", "questions")
+    table = start_table("", "", "accuracy", "95% interval", "questions")
     paper = TABLE_1.get(row)
     beside: dict[str, tuple[float, ...]] = {}
     if paper and results.origin == "CLEVR":
@@ -100,14 +102,14 @@ def _by_column(results: Results, row: str) -> Table:
 
 
 def _by_length(results: Results) -> Table:
-    table = _table("By length of the program", "steps", "accuracy", "questions")
+    table = start_table("By length of the program", "steps", "accuracy", "questions")
     for length, share in results.lengths.items():
         table.add_row(f"{length:5}", _percent(share), f"{share.count:,}")
     return table
 
 
 def _errors(results: Results) -> Table:
-    table = _table("Most frequent errors", "answered", "times")
+    table = start_table("Most frequent errors", "answered", "times")
     for right, given, times in results.confusions()[:MOST]:
         table.add_row(Text(f"{given} for {right}"), f"{times:,}")
     return table
@@ -121,7 +123,7 @@ def _counting(off_by_one: Share) -> str:
 def _weakest_families(results: Results) -> Table:
     weakest = sorted(results.families.items(), key=lambda item: (item[1].value, item[0]))[:MOST]
     title = f"The weakest of {len(results.families)} families"
-    table = _table(title, "family", "accuracy", "questions")
+    table = start_table(title, "family", "accuracy", "questions")
     table.add_column("which asks, for example")
     for number, share in weakest:
         table.add_row(f"{number:6}", _percent(share), f"{share.count:,}", _asked(number))
@@ -135,7 +137,7 @@ def _asked(family: int) -> Text:
     return Text(shortest.pattern % tuple(f"<{slot[0]}>{slot[1:]}" for slot in shortest.slots))
 
 
-def _table(title: str, first: str, *numbers: str) -> Table:
+def start_table(title: str, first: str, *numbers: str) -> Table:
     table = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold")
     table.add_column(first)
     for name in numbers:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from macnet.evaluation.accuracy import Share
-from macnet.evaluation.report import SHORT
+from macnet.evaluation.report import SHORT, start_table, terminal
 from macnet.explain.agreement import ANOTHER, OWN, RANDOM, SOURCES, Agreement, Pointed
-
-WIDE = 1000  # columns, where there is no terminal: nothing is broken or left out there
 
 OTHERS = ("another\nquestion", "random\nweights")
 """The columns of the sources that the network's own attention is compared with."""
@@ -23,10 +20,7 @@ NEAR = "– or beside"
 
 def show(found: Agreement, *, row: str, what: str, console: Console | None = None) -> None:
     """Print where a system, by its name in the paper's table 1, looked while it was asked."""
-    if console is None:
-        console = Console()
-        if not console.is_terminal:
-            console = Console(width=WIDE)
+    console = console or terminal()
     right = found.right
     about = f"{right.count:,} questions about {found.images:,} images"
     title = f"What {row} attends to on {what}: {about}, {_percent(right.value)}% answered rightly"
@@ -113,11 +107,8 @@ def _order(found: Agreement) -> list[str]:
 
 
 def _table(title: str, first: str, *numbers: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
+    table = start_table(title, first, *numbers)
     table.collapse_padding, table.pad_edge = True, False  # to fit into 80 columns
-    table.add_column(first)
-    for name in numbers:
-        table.add_column(name, justify="right")
     return table
 
 

@@ -21,23 +21,23 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from macnet.clevr.program import Facts, question_type
 from macnet.clevr.questions import BLOCK, Question
 from macnet.clevr.scene import MAX_OBJECTS
 from macnet.clevr.table import to_scenes
 from macnet.clevr.world import Block, Stream, World
+from macnet.data.questions import UNKNOWN
 from macnet.data.stream import Encoder
 from macnet.data.vocab import PAD, Vocabulary
 from macnet.errors import InputError
+from macnet.evaluation.answering import AT_ONCE, AT_ONCE_ON_CPU
 from macnet.explain.visits import visits
 from macnet.models.encoders import PixelTrunk
 from macnet.models.mac import MACNetwork
 from macnet.progress import progress
 from macnet.training.checkpoint import Trained
 
-AT_ONCE, AT_ONCE_ON_CPU = 128, 16  # images, as in `Answering`
 SEED = 0  # of random weights
 
 
@@ -141,7 +141,7 @@ def observe(
     """
     if images < 1:
         raise InputError(f"{images} images of {split!r} are asked for; one is the least")
-    Encoder.of(world, vocabulary)  # which refuses a vocabulary that lacks words of the world
+    encoder = Encoder.of(world, vocabulary)
     place = nearest_places(world.height, world.width).to(device)
     columns = len(PixelTrunk.centres(world.height, world.width)[1])
     pictures: list[tuple[Tensor, int]] = []
@@ -153,7 +153,7 @@ def observe(
     ):
         for part in in_parts(stream, images):
             shows = shown_at(part.objects, place)
-            tokens, real = side_by_side(part.questions, vocabulary, device)
+            tokens, real = side_by_side(part, encoder)
             for parts, network in zip(seen, networks, strict=True):
                 all_of_it = watch(network, part.images, tokens, shows)
                 parts.append(Watched(*(column[real] for column in all_of_it)))
@@ -248,15 +248,10 @@ def _marked(objects: Sequence[Sequence[int]]) -> np.ndarray:
     return marked
 
 
-def side_by_side(
-    asked: Sequence[Sequence[Question]], vocabulary: Vocabulary, device: torch.device | str
-) -> tuple[Tensor, np.ndarray]:
-    """(B, S): as many questions to each image, and which of them are no repetition to fill up."""
-    most = max(map(len, asked))
-    texts = [of_image[i % len(of_image)].text for of_image in asked for i in range(most)]
-    tokens = [torch.tensor(vocabulary.encode(text)) for text in texts]
-    real = np.array([i < len(of_image) for of_image in asked for i in range(most)])
-    return pad_sequence(tokens, batch_first=True, padding_value=PAD).to(device), real
+def side_by_side(part: Block, encoder: Encoder) -> tuple[Tensor, np.ndarray]:
+    """(B, S): as many questions to each image, and which of them are no fillers."""
+    batch = encoder.batch(part._replace(questions=encoder(part.questions)))
+    return batch.questions, (batch.which != UNKNOWN).cpu().numpy()
 
 
 def in_parts(stream: Stream, images: int) -> Iterator[Block]:
