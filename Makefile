@@ -6,7 +6,7 @@ BIN := .venv/bin
 QUESTION := What color is the cylinder that is left of the small metal thing \
 	that is in front of the red metal cube?
 
-.PHONY: run test lint
+.PHONY: run test gpu-test lint
 # The shipped network answers about a fresh scene; then a small one learns beside it, on the CPU.
 run: .venv/installed
 	$(BIN)/macnet ask --seed 12 --save out/scene.png "Are there more cubes than cylinders?"
@@ -23,6 +23,10 @@ run: .venv/installed
 
 test: .venv/installed lint
 	$(BIN)/pytest
+
+# Where there is a GPU: the tests that CI skips. What came of them is kept with the commit.
+gpu-test: .venv/installed
+	$(BIN)/python benchmarks/gpu_tests.py --out results/gpu_tests.json
 
 lint: .venv/installed
 	$(BIN)/ruff check .

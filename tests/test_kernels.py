@@ -18,6 +18,7 @@ from macnet.models.interaction import interact
 from macnet.models.mac import MACNetwork
 from macnet.models.presets import PRESETS, preset
 from macnet.models.repeated import RepeatedAttention
+from macnet.training.step import OPTIMISERS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -119,13 +120,18 @@ def test_interaction_drops_the_same_backwards_as_forwards() -> None:
     )
 
 
-def batch(images: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+def batch(name: str, images: int = 6, groups: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    """Images as a preset takes them, questions about them, and answers."""
     generator = torch.Generator().manual_seed(2)
-    features = torch.randn(images, 64, 7, 7, generator=generator)
+    if PRESETS[name].image == "pixels":
+        size = (images, 56, 56, 3)
+        seen = torch.randint(0, 256, size, generator=generator, dtype=torch.uint8)
+    else:
+        seen = torch.randn(images, 64, 7, 7, generator=generator)
     questions = torch.randint(1, 30, (images * groups, 12), generator=generator)
     lengths = torch.randint(1, 13, (images * groups, 1), generator=generator)
     questions[torch.arange(12) >= lengths] = 0
-    return features, questions, torch.randint(0, 10, (images * groups,), generator=generator)
+    return seen, questions, torch.randint(0, 10, (images * groups,), generator=generator)
 
 
 def network(name: str, **changes: Any) -> MACNetwork:
@@ -138,9 +144,9 @@ def gradients(
     net: MACNetwork, answer: Callable[..., Tensor], tensors: tuple[Tensor, ...]
 ) -> tuple[Tensor, Tensor]:
     """Answers, and all the gradients as one vector."""
-    features, questions, answers = tensors
+    images, questions, answers = tensors
     net.zero_grad()
-    logits = answer(features, questions)
+    logits = answer(images, questions)
     F.cross_entropy(logits.float(), answers).backward()
     return logits, torch.cat(
         [p.grad.flatten().cpu() for p in net.parameters() if p.grad is not None]
@@ -164,7 +170,7 @@ def captured(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
 @pytest.mark.parametrize("extra", [{}, {"self_attention": True, "gate": True}])
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_gpu_in_bfloat16_computes_what_a_cpu_does(name: str, extra: dict[str, Any]) -> None:
-    tensors = batch(6, 5)
+    tensors = batch(name)
     on_cpu = network(name, **extra)
     on_gpu = copy.deepcopy(on_cpu).cuda()
     wanted = gradients(on_cpu, on_cpu.literal, tensors)
@@ -176,11 +182,12 @@ def test_a_gpu_in_bfloat16_computes_what_a_cpu_does(name: str, extra: dict[str, 
     assert error(exact[0], wanted[0]) < 2e-3  # float32 on a GPU: TF32 in cuDNN
 
 
+@pytest.mark.parametrize("optimiser", ["adam", "muon"])
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_step_can_be_captured_in_a_graph(name: str) -> None:
+def test_a_step_can_be_captured_in_a_graph(name: str, optimiser: str) -> None:
     """Replayed on other data, it trains as it does without; no step waits for the host."""
-    first, second = (tuple(x.cuda() for x in batch(n, 5)) for n in (6, 6))
-    second = (second[0].flip(0), second[1].flip(0), second[2].flip(0))
+    first = tuple(x.cuda() for x in batch(name))
+    second = tuple(x.flip(0) for x in first)
     plain, graphed = (network(name).cuda() for _ in range(2))
 
     def step(
@@ -193,7 +200,8 @@ def test_a_step_can_be_captured_in_a_graph(name: str) -> None:
         optimiser.step()
 
     optimisers = [
-        torch.optim.Adam(net.parameters(), 1e-3, capturable=True) for net in (plain, graphed)
+        OPTIMISERS[optimiser](net.named_parameters(), lr=1e-3, capturable=True)
+        for net in (plain, graphed)
     ]
     static = tuple(x.clone() for x in first)
     graph, _ = captured(lambda: step(graphed, optimisers[1], static))
@@ -208,17 +216,19 @@ def test_a_step_can_be_captured_in_a_graph(name: str) -> None:
         assert error(x, y) < 1e-2, key
 
 
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize(
+    "name", [name for name, config in PRESETS.items() if config.dropout != NO_DROPOUT]
+)
 def test_a_graph_draws_other_masks_at_each_replay_and_evaluation_draws_none(name: str) -> None:
-    features, questions, _ = (x.cuda() for x in batch(6, 5))
+    images, questions, _ = (x.cuda() for x in batch(name))
     net = network(name, dropout=preset(name).dropout).cuda()
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-        graph, logits = captured(lambda: net(features, questions))
+        graph, logits = captured(lambda: net(images, questions))
         drawn = []
         for _ in range(3):
             graph.replay()
             drawn.append(logits.clone())
         assert all(error(a, b) > 1e-3 for a, b in itertools.pairwise(drawn))
         before = torch.cuda.get_rng_state()
-        net.eval()(features, questions)
+        net.eval()(images, questions)
         assert torch.equal(torch.cuda.get_rng_state(), before)

@@ -55,9 +55,12 @@ def recorded(folder: Path) -> list[float]:
     return [line["loss"] for line in lines if line["kind"] == "train"]
 
 
+@pytest.mark.parametrize("optimiser", ["adam", "muon"])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_a_graph_is_what_it_holds(precision: str, tmp_path: Path) -> None:
-    made = calm(precision=precision, schedule="cosine", warm_up=2, average_warm_up=True, clip=1)
+def test_a_graph_is_what_it_holds(precision: str, optimiser: str, tmp_path: Path) -> None:
+    changing = {"schedule": "cosine", "warm_up": 2, "average_warm_up": True, "clip": 1}
+    lr = {"adam": 3e-4, "muon": 3e-3}[optimiser]
+    made = calm(precision=precision, optimiser=optimiser, lr=lr, **changing)
     graph = losses(tmp_path / "graph", made)
     eager = losses(tmp_path / "eager", made, capture=False)
     assert len(graph) == len(eager) == 30
@@ -102,14 +105,15 @@ def test_validations_do_not_disturb(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("steps", [1, 12])
-def test_a_resumed_run_goes_on(steps: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("steps", "optimiser"), [(1, "adam"), (12, "adam"), (12, "muon")])
+def test_a_resumed_run_goes_on(steps: int, optimiser: str, tmp_path: Path) -> None:
     """Before a graph was captured, and after."""
-    whole = losses(tmp_path / "whole", calm())
+    made = calm(optimiser=optimiser)
+    whole = losses(tmp_path / "whole", made)
     with StoppedAfter(steps), pytest.raises(KeyboardInterrupt):
-        trainer(tmp_path / "run", calm(), device="cuda").train()
+        trainer(tmp_path / "run", made, device="cuda").train()
     assert read_checkpoint(tmp_path / "run/last.safetensors").about["standing"]["step"] == steps
-    trainer(tmp_path / "run", calm(), device="cuda").train(resume=True)
+    trainer(tmp_path / "run", made, device="cuda").train(resume=True)
     assert recorded(tmp_path / "run") == pytest.approx(whole, rel=SAME)
     found, wanted = (
         read_checkpoint(tmp_path / name / "last.safetensors").tensors for name in ("run", "whole")
@@ -121,6 +125,8 @@ def test_a_resumed_run_goes_on(steps: int, tmp_path: Path) -> None:
             assert off <= 1e-2 * value.double().norm(), name
     steps_made = [t for name, t in found.items() if name.startswith("optimiser/step")]
     assert {int(t) for t in steps_made} == {30}
+    has_momentum = any(name.startswith("optimiser/momentum") for name in found)
+    assert has_momentum == (optimiser == "muon")
 
 
 def test_dropout_differs_from_step_to_step(tmp_path: Path) -> None:
