@@ -13,10 +13,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from PIL import Image
 
-from macnet.clevr.generate import generate
-from macnet.clevr.world import World
 from macnet.cli import main
 from macnet.models import config, encoders, layers, lstm, mac, presets, reference, repeated
 from macnet.models.mac import MACNetwork
@@ -26,7 +23,6 @@ ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "model.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 README = (ROOT / "README.md").read_text()
-README_BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 NAMED = set(re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", PAGE, flags=re.DOTALL)))
 ROWS = {
     cells[0]: cells[1:]
@@ -83,19 +79,6 @@ def test_code_on_the_page_runs(block: str) -> None:
     assert python("-c", block) == "torch.Size([6, 20]) torch.Size([6, 196])\n"
 
 
-def readme(name: str) -> str:
-    """The block of Python in the README that uses this."""
-    (block,) = (block for block in README_BLOCKS if re.search(rf"\b{name}\(", block))
-    return str(block)
-
-
-def test_the_five_lines_of_the_readme_run(tmp_path: Path) -> None:
-    Image.new("RGB", (480, 320), (122, 121, 121)).save(tmp_path / "scene.png")
-    printed = python("-c", readme("load"), folder=tmp_path)
-    assert re.fullmatch(r"\w+ \d\.\d+(e-\d+)?\n", printed)
-    assert len(readme("load").strip().splitlines()) == 5
-
-
 def test_the_answers_of_the_readme_are_those_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,28 +94,6 @@ def test_the_answers_of_the_readme_are_those_given(
         assert [line for line in lines if " 0.0%" not in line] == [
             line for line in expected.splitlines() if " 0.0%" not in line
         ]
-
-
-def test_the_network_of_the_readme_runs() -> None:
-    block = readme("MACNetwork")
-    assert python("-c", f"{block}print(logits.shape, len(steps))") == "torch.Size([6, 28]) 12\n"
-
-
-def test_the_batches_of_the_readme_run(tmp_path: Path) -> None:
-    world = World(seed=1, width=48, height=32)  # as `make run` makes a larger one
-    generate(
-        tmp_path / "out/world", world, {"train": 8, "val": 0, "test": 0}, device="cpu", workers=1
-    )
-    shown = "print(tuple(batch.images.shape), len(batch.questions), batch.answers.min() >= 0)"
-    printed = python("-c", readme("Batches") + shown, folder=tmp_path)
-    assert printed == "(8, 128, 128, 3) 80 tensor(True)\n"
-
-
-def test_the_stream_of_the_readme_runs() -> None:
-    block = readme("EndlessBatches").replace('"cuda", workers=15', '"cpu", workers=0')
-    block = block.replace("compile=True", "compile=False").replace("=128", "=32")
-    block = block.replace("...", "print(tuple(batch.images.shape), len(batch.questions)); break")
-    assert python("-c", block) == "(64, 32, 32, 3) 640\n"
 
 
 def test_every_preset_is_on_the_page() -> None:
