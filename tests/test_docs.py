@@ -21,6 +21,7 @@ from macnet.cli.train import command
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
+
 class Block(NamedTuple):
     page: str
     code: str
