@@ -276,14 +276,17 @@ def start_to_pack(data: Path, cache: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def has_rows(array: Path) -> bool:
+    try:
+        return bool(np.load(array, mmap_mode="r")[::50].any())
+    except (OSError, EOFError, ValueError):  # it has its header, if that, and not yet its rows
+        return False
+
+
 def wait_for_rows(run: subprocess.Popen[str], cache: Path) -> list[int]:
     """Until some pictures are packed; gives the processes that do it."""
     deadline = time.monotonic() + 60
-    while not any(
-        np.load(array, mmap_mode="r")[::50].any()
-        for array in cache.glob(".images-*.part/images.npy")
-        if array.stat().st_size > 1000
-    ):
+    while not any(map(has_rows, cache.glob(".images-*.part/images.npy"))):
         assert run.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.005)
