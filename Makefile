@@ -22,7 +22,7 @@ run: .venv/installed
 		--cache out/cache --out out/lstm --resume --preset lstm
 
 test: .venv/installed lint
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist worksteal
 
 # Where there is a GPU: the tests that CI skips. What came of them is kept with the commit.
 gpu-test: .venv/installed

@@ -15,7 +15,10 @@ from sound_data import COUNT, EXIST
 
 SIDE = 16
 COUNTS = {"train": 8, "val": 4, "test": 3}
-SMALL = "--size 16x16 --model.d 8 --model.p 2 --model.embedding 6 --workers 1 --device cpu"
+SMALL = (
+    "--size 16x16 --model.d 8 --model.p 2 --model.embedding 6 --model.widths 4 6 8 "
+    "--model.blocks 0 1 1 --workers 1 --device cpu"
+)
 QUICK = "--recipe.epochs 2 --recipe.images 4 --recipe.questions 2 --recipe.lr 0.01"
 
 

@@ -22,7 +22,6 @@ from macnet.data.questions import TYPES, UNKNOWN
 from macnet.data.stream import Encoder, EndlessBatches, language
 from macnet.data.vocab import ANSWERS, PROGRAM_TOKENS, TOKENISINGS, Vocabulary
 from macnet.errors import InputError
-from processes import loaded_with
 from real_clevr import real_clevr
 
 WORLD = World(seed=5, width=24, height=16, questions_per_image=2)
@@ -256,10 +255,6 @@ def test_however_a_program_ends_nothing_stays_behind(ending: str, tmp_path: Path
 def test_batches_that_there_are_not(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="there is no"):
         take(1, **wrong)
-
-
-def test_the_gpu_machine_needs_neither_msgspec_nor_an_argument_parser() -> None:
-    assert not loaded_with("macnet.data.stream", {"tyro", "msgspec"})
 
 
 # --- on a GPU --------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from macnet.data.splits import find_split
 from macnet.data.stream import language
 from macnet.data.vocab import Vocabulary
 from macnet.errors import InputError
-from processes import loaded_with
 
 WORLD = World(seed=5, width=36, height=24, questions_per_image=3)
 VOCABULARY = Vocabulary.build(language())
@@ -112,7 +111,3 @@ def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="lacks 78 words of the generated world"):
         pack_world(WORLD, few, split="val", images=1, cache=tmp_path, device="cpu", workers=0)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_gpu_machine_needs_neither_msgspec_nor_an_argument_parser() -> None:
-    assert not loaded_with("macnet.data.drawn, macnet.data.mixture", {"tyro", "msgspec"})

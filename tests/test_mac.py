@@ -89,7 +89,7 @@ def configurations() -> st.SearchStrategy[dict[str, Any]]:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(configurations())
 def test_what_is_not_refused_is_right(changes: dict[str, Any]) -> None:
     try:

@@ -125,7 +125,7 @@ whole_programs = st.one_of(
 
 # Of few objects, so that `unique` is often right to presume that there is one.
 @given(scenes(fewest=1, most=4), whole_programs)
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=200)
 def test_any_program_is_answered_as_by_the_book(scene: Scene, tokens: list[str]) -> None:
     program = from_postfix(tokens)
     try:

@@ -286,7 +286,7 @@ def test_nearer_objects_cover_farther_ones() -> None:
 
 @pytest.mark.parametrize("quality", sorted(QUALITIES))
 def test_scenes_rendered_together_are_as_if_rendered_alone(quality: str) -> None:
-    scenes = [*sample(4, 4), DEFAULT, *sample(5, 2)]
+    scenes = [*sample(4, 2), DEFAULT, *sample(5, 1)]
     together = render(scenes, 96, 64, quality)
     for i, scene in enumerate(scenes):
         assert_same(render([scene], 96, 64, quality), Rendering(*(t[i : i + 1] for t in together)))
@@ -303,11 +303,12 @@ def test_more_scenes_than_are_rendered_at_once_are_as_if_rendered_alone() -> Non
 
 @pytest.mark.parametrize("quality", sorted(QUALITIES))
 def test_threads_change_nothing_and_neither_does_the_second_time(quality: str) -> None:
-    scenes = sample(7, 2)
+    scenes = sample(7, 1)
+    size = (192, 128) if quality == "fast" else (96, 64)  # enough rays for threads to share
     renderings = []
     for count in (1, 2, 2):
         torch.set_num_threads(count)
-        renderings.append(render(scenes, 192, 128, quality))
+        renderings.append(render(scenes, *size, quality))
     assert_same(renderings[0], renderings[1])
     assert_same(renderings[1], renderings[2])
 

@@ -247,5 +247,5 @@ def test_failed_at_any_moment_between_stages(
 
 
 def test_the_gpu_machine_needs_neither_msgspec_nor_an_argument_parser() -> None:
-    loaded = loaded_with("macnet.training.trainer", {"tyro", "msgspec", "torch"})
+    loaded = loaded_with("macnet.training.trainer, macnet.data.drawn", {"tyro", "msgspec", "torch"})
     assert loaded == {"torch"}

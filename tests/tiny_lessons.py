@@ -29,6 +29,8 @@ SMALL = {
     "d": 16,
     "p": 2,
     "embedding": 8,
+    "widths": (4, 6, 8),
+    "blocks": (0, 1, 1),
     "dropout": dict.fromkeys(["words", "question", "image", "control", "memory", "output"], 0.1),
 }
 CALM = {**SMALL, "dropout": dict.fromkeys(SMALL["dropout"], 0.0)}  # type: ignore[call-overload]

@@ -13,7 +13,7 @@ from macnet.data.vocab import Vocabulary
 from macnet.models.registry import Fit, find_preset
 from macnet.training.checkpoint import BEST, write_checkpoint
 
-MAC = {"d": 8, "p": 3, "embedding": 6}
+MAC = {"d": 8, "p": 3, "embedding": 6, "widths": (4, 6, 8), "blocks": (0, 1, 1)}
 OTHERS = {"lstm": {"units": 5}, "cnn-lstm": {"units": 5, "channels": 3, "hidden": 7}}
 WIDTH, HEIGHT = 40, 24
 
