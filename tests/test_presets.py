@@ -159,6 +159,31 @@ def test_the_size_of_the_optional_steps() -> None:
         assert count(preset(base, p=2, gate=True)) - plain == gate
 
 
+def test_the_size_of_the_question_as_control() -> None:
+    """c_i is q as it is, or one projection of it where it has 2d numbers; c2.1 goes as well."""
+    for base, control, project in (
+        ("reference", layer(512, 512) + 2 * layer(512, 512) + SCORE, 0),
+        ("paper", 2 * layer(1024, 512) + layer(1024, 512) + SCORE + STATE, layer(1024, 512)),
+    ):
+        words = layer(1024, 512) if base == "paper" else 0  # nothing attends to them
+        ours = count(ablation("question vector as control", base, p=2))
+        assert ours == count(preset(base, p=2)) - control - words + project
+
+
+@pytest.mark.parametrize(
+    ("base", "own"),
+    [
+        # Of the control in each cell: W_i and c2.1, or W₁, W₂ and c2.1; nothing made of q alone.
+        ("reference", layer(512, 512) + SCORE),
+        ("reference-recurrent", layer(1024, 512) + layer(512, 512) + SCORE),
+    ],
+)
+def test_cells_of_the_reference_share_what_is_made_of_the_question(base: str, own: int) -> None:
+    read = 2 * layer(512, 512) + layer(1024, 512) + layer(512, 512) + SCORE
+    unshared = (count(ablation("unshared weights", base, p=p)) for p in (3, 2))
+    assert next(unshared) - next(unshared) == own + read + layer(1024, 512)
+
+
 # --- Folded is literal -----------------------------------------------------------------------
 
 
