@@ -16,7 +16,7 @@ from macnet.errors import InputError
 from macnet.models.config import NO_DROPOUT, Dropout, MACConfig
 from macnet.models.encoders import PAD
 from macnet.models.mac import MACNetwork
-from macnet.models.presets import PRESETS, TABLE_2, ablation, preset
+from macnet.models.presets import PRESETS, TABLE_2, ablation, find_row, preset
 from transcription import assert_close, assert_same, maps, network, small
 
 QUESTIONS = torch.tensor([[3, 1, 4, 1], [5, 2, PAD, PAD], [6, PAD, PAD, PAD], [8, 7, 3, PAD]])
@@ -102,6 +102,33 @@ def test_rows_differ_from_one_another() -> None:
     torch.manual_seed(0)
     biased = MACNetwork(small("gate bias 1"), vocabulary=9, answers=4).state_dict()
     assert all(torch.equal(default[name], biased[name]) for name in default)
+
+
+@bases
+def test_a_network_knows_its_row(base: str) -> None:
+    """Whatever it looks at, through whatever trunk, and however much is dropped."""
+    for row in TABLE_2:
+        assert find_row(ablation(row, base)) == row
+        free = {"image": "pixels", "channels": 7, "widths": (8, 8, 8), "blocks": (0, 0, 0)}
+        assert find_row(ablation(row, base, **free, dropout=NO_DROPOUT)) == row
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"p": 4},
+        {"d": 384},
+        {"lstm": "d/2"},
+        {"embedding": 200},
+        {"read": "reference"},
+        {"gate": True, "gate_bias": 2.0},
+        {"gate": True, "p": 4},
+        {"gate": True, "direct_knowledge": False},
+    ],
+    ids=str,
+)
+def test_a_network_of_no_row_has_none(changes: dict[str, Any]) -> None:
+    assert find_row(preset("paper", **changes)) is None
 
 
 # --- How large they are ----------------------------------------------------------------------

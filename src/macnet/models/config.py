@@ -63,6 +63,9 @@ NO_DROPOUT = Dropout(words=0, question=0, image=0, control=0, memory=0, output=0
 
 WIDTHS, BLOCKS = (64, 128, 256), (0, 1, 2)
 
+FOLLOWS = ("image", "channels")
+"""Fields of a MACConfig that follow from the data."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MACConfig:
