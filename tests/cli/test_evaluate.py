@@ -75,7 +75,7 @@ def test_without_data_it_is_what_the_run_was_validated_on(
     numbers = json.loads((here / "new/numbers.json").read_bytes())
     trained = open_trained(small / name)
     assert numbers["run"] == str(small / name)
-    assert numbers["preset"] == "paper"
+    assert (numbers["preset"], numbers["row"], numbers["share"]) == ("paper", None, 1)
     assert numbers["data"] == trained.about["data"]["val"]
     # Six questions at most were asked for: those about three images, which have two each.
     assert numbers["questions"] == numbers["results"]["overall"]["count"] == 6 + 2 * (name != "run")

@@ -151,7 +151,8 @@ def _write_all(path: Path, trained: Trained, *, run: str, **numbers: object) -> 
     from macnet.disk import write_json
 
     about = trained.about
-    write_json(path, {"run": run, "preset": about["preset"], "step": about.get("step"), **numbers})
+    network = {"preset": about["preset"], "row": trained.row, "share": trained.share}
+    write_json(path, {"run": run, **network, "step": about.get("step"), **numbers})
     print(f"{path}: all of the numbers")
 
 

@@ -50,7 +50,7 @@ class NetworkOptions:
     ablation: Annotated[str | None, tyro.conf.arg(metavar="ROW", help_behavior_hint="")] = None
     """A row of the paper's table 2 by its label, such as "w/ memory gate"."""
     recipe: Annotated[str, tyro.conf.arg(metavar="NAME")] = "paper"
-    """paper is as published; fast has large batches in bfloat16, for a modern GPU."""
+    """paper is the paper's, filled in where it is silent; fast is for a modern GPU, in bfloat16."""
     overrides: File = None
     """A .toml or .json with tables `model` and `recipe`; flags for single fields overrule it."""
     start: Annotated[
