@@ -61,10 +61,10 @@ class System:
     """Its name in the paper's table 1."""
     build: Callable[[Any, Fit], nn.Module]
     """From its configuration and what it must fit."""
-    find_row: Callable[[Any], str | None]
-    """The label that a configuration has in the paper's tables 1 and 2, if it is there."""
     answer: Callable[[nn.Module, Batch], Tensor] = look_and_read
     """Logits (B, answers) for a batch."""
+    find_row: Callable[[Any], str | None] = lambda config: None
+    """The label that a configuration has in the paper's tables 1 and 2, if it is there."""
     fitted: Callable[[Any, Fit], Any] = lambda config, fit: config
     """The configuration of what is built: some of its fields may follow from the data."""
 
@@ -107,12 +107,12 @@ Q_TYPE = System(
     "q-type",
     "Q-type baseline",
     _prior,
-    _only("Q-type baseline", PriorConfig()),
     know_the_type,
+    _only("Q-type baseline", PriorConfig()),
 )
-LSTM = System("lstm", "LSTM", _lstm, _only("LSTM", LSTMConfig()))
-CNN_LSTM = System("cnn-lstm", "CNN+LSTM", _cnn_lstm, _only("CNN+LSTM", CNNLSTMConfig()))
-MAC = System("mac", "MAC", _mac, find_row, fitted=_fitted_mac)
+LSTM = System("lstm", "LSTM", _lstm, find_row=_only("LSTM", LSTMConfig()))
+CNN_LSTM = System("cnn-lstm", "CNN+LSTM", _cnn_lstm, find_row=_only("CNN+LSTM", CNNLSTMConfig()))
+MAC = System("mac", "MAC", _mac, find_row=find_row, fitted=_fitted_mac)
 
 SYSTEMS: Mapping[str, System] = {system.name: system for system in (Q_TYPE, LSTM, CNN_LSTM, MAC)}
 """In the order of table 1."""
