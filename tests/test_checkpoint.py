@@ -28,6 +28,7 @@ from macnet.training.checkpoint import (
     load_weights,
     open_trained,
     read_checkpoint,
+    share_of,
     write_checkpoint,
     write_halved,
 )
@@ -155,10 +156,48 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_trained_network_opens_by_itself(run: Path) -> None:
     trained = open_trained(run)
     assert trained.system is SYSTEMS["mac"]
-    assert trained.config == plan().model
+    assert trained.config == replace(plan().model, image="pixels")  # which its pictures decide
     assert trained.vocabulary == lessons().vocabulary
     assert same(trained.network().state_dict(), read_checkpoint(run / "best.safetensors").tensors)
     assert not trained.network().training
+
+
+def test_what_was_built_and_learned_from_is_recorded(run: Path, tmp_path: Path) -> None:
+    """And is known of checkpoints from before it was, which said that all images are features."""
+    about, tensors = read_checkpoint(run / "best.safetensors")
+    assert about["model"]["image"] == "pixels"
+    assert about["experiment"] == {"row": None, "share": 1.0}
+    old = {**about, "model": {**about["model"], "image": "features", "channels": 1024}}
+    del old["experiment"]
+    path = tmp_path / "old.safetensors"
+    write_checkpoint(path, old, tensors)
+    assert open_trained(path).config == open_trained(run).config
+    assert open_trained(path).share == 1
+    tenth = {"subsets": [{"by": "question", "share": 0.1, "seed": 0}]}
+    write_checkpoint(path, {**old, "data": {**old["data"], "train": tenth}}, tensors)
+    assert open_trained(path).share == 0.1
+
+
+@pytest.mark.parametrize(
+    ("train", "share"),
+    [
+        ({"seed": 1, "width": 128}, 1),  # an endless world
+        ({"left out": 0}, 1),
+        ({"left out": 3}, None),
+        ({"subsets": []}, 1),
+        ({"subsets": [{"by": "question", "share": 0.25, "seed": 0}]}, 0.25),
+        ({"subsets": [{"by": "image", "share": 0.1, "seed": 0}]}, None),
+        ({"subsets": 2 * [{"by": "question", "share": 0.1, "seed": 0}]}, None),
+        ({"subsets": 7}, None),
+        ({"subsets": ["x"]}, None),
+        ({"subsets": [{"by": "question", "share": "x"}]}, None),
+        (None, None),
+        (7, None),
+    ],
+    ids=str,
+)
+def test_the_share_of_the_questions(train: object, share: float | None) -> None:
+    assert share_of(train) == share
 
 
 def test_what_is_for_going_on_is_not_for_evaluation(run: Path) -> None:

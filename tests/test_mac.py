@@ -410,6 +410,15 @@ def test_in_evaluation_nothing_is_dropped_from_the_state(base: str, place: str) 
     assert_close(masks, torch.ones_like(masks), "masks", 1e-9)
 
 
+@both_forms
+@pytest.mark.parametrize("base", ["paper", "reference"])
+def test_a_control_that_is_not_there_is_not_dropped(base: str, literal: bool) -> None:
+    config = small("w/o control", base, dropout=without_dropout_but(control=0.5))
+    reasoner, case = scrambled(Reasoner(config)).train(), Case.of(config)
+    one, other = (case.run(reasoner, literal=literal)[0] for _ in range(2))
+    assert_close(one, other, "memory", 0)
+
+
 def test_the_classifier_drops_the_inputs_of_both_layers() -> None:
     """And of nothing else: q has had its mask before."""
     unit = OutputUnit(small(d=512, dropout=without_dropout_but(output=0.3)), answers=4).double()

@@ -16,7 +16,7 @@ from macnet.errors import InputError
 from macnet.models.config import NO_DROPOUT, Dropout, MACConfig
 from macnet.models.encoders import PAD
 from macnet.models.mac import MACNetwork
-from macnet.models.presets import PRESETS, TABLE_2, ablation, preset
+from macnet.models.presets import PRESETS, TABLE_2, ablation, find_row, preset
 from transcription import assert_close, assert_same, maps, network, small
 
 QUESTIONS = torch.tensor([[3, 1, 4, 1], [5, 2, PAD, PAD], [6, PAD, PAD, PAD], [8, 7, 3, PAD]])
@@ -104,6 +104,33 @@ def test_rows_differ_from_one_another() -> None:
     assert all(torch.equal(default[name], biased[name]) for name in default)
 
 
+@bases
+def test_a_network_knows_its_row(base: str) -> None:
+    """Whatever it looks at, through whatever trunk, and however much is dropped."""
+    for row in TABLE_2:
+        assert find_row(ablation(row, base)) == row
+        free = {"image": "pixels", "channels": 7, "widths": (8, 8, 8), "blocks": (0, 0, 0)}
+        assert find_row(ablation(row, base, **free, dropout=NO_DROPOUT)) == row
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"p": 4},
+        {"d": 384},
+        {"lstm": "d/2"},
+        {"embedding": 200},
+        {"read": "reference"},
+        {"gate": True, "gate_bias": 2.0},
+        {"gate": True, "p": 4},
+        {"gate": True, "direct_knowledge": False},
+    ],
+    ids=str,
+)
+def test_a_network_of_no_row_has_none(changes: dict[str, Any]) -> None:
+    assert find_row(preset("paper", **changes)) is None
+
+
 # --- How large they are ----------------------------------------------------------------------
 
 
@@ -157,6 +184,31 @@ def test_the_size_of_the_optional_steps() -> None:
         plain = count(preset(base, p=2))
         assert count(preset(base, p=2, self_attention=True)) - plain == recalling
         assert count(preset(base, p=2, gate=True)) - plain == gate
+
+
+def test_the_size_of_the_question_as_control() -> None:
+    """c_i is q as it is, or one projection of it where it has 2d numbers; c2.1 goes as well."""
+    for base, control, project in (
+        ("reference", layer(512, 512) + 2 * layer(512, 512) + SCORE, 0),
+        ("paper", 2 * layer(1024, 512) + layer(1024, 512) + SCORE + STATE, layer(1024, 512)),
+    ):
+        words = layer(1024, 512) if base == "paper" else 0  # nothing attends to them
+        ours = count(ablation("question vector as control", base, p=2))
+        assert ours == count(preset(base, p=2)) - control - words + project
+
+
+@pytest.mark.parametrize(
+    ("base", "own"),
+    [
+        # Of the control in each cell: W_i and c2.1, or W₁, W₂ and c2.1; nothing made of q alone.
+        ("reference", layer(512, 512) + SCORE),
+        ("reference-recurrent", layer(1024, 512) + layer(512, 512) + SCORE),
+    ],
+)
+def test_cells_of_the_reference_share_what_is_made_of_the_question(base: str, own: int) -> None:
+    read = 2 * layer(512, 512) + layer(1024, 512) + layer(512, 512) + SCORE
+    unshared = (count(ablation("unshared weights", base, p=p)) for p in (3, 2))
+    assert next(unshared) - next(unshared) == own + read + layer(1024, 512)
 
 
 # --- Folded is literal -----------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 
 from macnet.data.batches import Batch
 from macnet.errors import InputError
+from macnet.models.presets import PRESETS as MAC_PRESETS
 from macnet.models.registry import PRESETS, SYSTEMS, Fit, find_preset
 
 FEATURES = Fit(vocabulary=9, answers=4, pixels=False, channels=6, height=4, width=5)
@@ -52,6 +53,28 @@ def test_systems_are_known_by_their_names() -> None:
     ]
     assert all(name == system.name for name, system in SYSTEMS.items())
     assert {preset.system.name for preset in PRESETS.values()} == {*SYSTEMS}
+
+
+def test_a_configuration_is_that_of_what_is_built() -> None:
+    """Of what is looked at, the data decide; every other field stays."""
+    for name in PRESETS:
+        system, config = find_preset(name)
+        for fit in (FEATURES, PICTURES):
+            fitted = system.fitted(config, fit)
+            if name not in MAC_PRESETS:
+                assert fitted == config
+                continue
+            image = "pixels" if fit.pixels else "features"
+            assert (fitted.image, fitted.channels) == (image, 1024 if fit.pixels else 6)
+            assert replace(fitted, image=config.image, channels=config.channels) == config
+
+
+def test_a_baseline_is_in_table_1_as_published_only() -> None:
+    for name in ("q-type", "lstm", "cnn-lstm"):
+        system, config = find_preset(name)
+        assert system.find_row(config) == system.row
+        if name != "q-type":
+            assert system.find_row(replace(config, units=7)) is None
 
 
 def test_an_unknown_preset_is_refused_with_those_there_are() -> None:

@@ -21,11 +21,13 @@ from macnet.data.questions import TYPES, UNKNOWN
 from macnet.data.vocab import ANSWERS
 from macnet.evaluation import report
 from macnet.evaluation.accuracy import Results, Share, measure
-from macnet.evaluation.paper import TABLE_1
+from macnet.evaluation.paper import TABLE_1, TABLE_2, find_published
 from macnet.evaluation.report import in_one_line, show, write_predictions
+from macnet.models import presets
 from macnet.models.registry import SYSTEMS
 
-PAPER = Path(__file__).parents[2] / "shared/paper/compositional_attention_networks.tex"
+ROOT = Path(__file__).parents[1]
+PAPER = ROOT.parent / "shared/paper/compositional_attention_networks.tex"
 
 ROWS = [
     asked("yes" if n % 3 else "2", TYPES[n % len(TYPES)], steps=2 + n % 20, family=n % 90)
@@ -43,11 +45,13 @@ def of_people(origin: str = "CLEVR-Humans") -> Results:
     return measure(dataset_of(rows, origin=origin), ids("yes", "no", "blue", "3"))
 
 
-def shown(results: Results, width: int | None = 120, row: str = "MAC") -> list[str]:
-    """The lines of a terminal so wide."""
+def shown(
+    results: Results, width: int | None = 120, row: str = "MAC", share: float | None = 1
+) -> list[str]:
+    """The lines of a terminal so wide, of a network that learned from a share of the questions."""
     file = io.StringIO()
     console = Console(file=file, width=width, color_system=None, force_terminal=True)
-    show(results, row=row, what="val", console=console)
+    show(results, row=row, what="val", paper=find_published(row, share), console=console)
     plain = re.sub(r"\x1b\[[0-9;]*m", "", file.getvalue())
     return [line.rstrip() for line in plain.splitlines()]
 
@@ -70,15 +74,39 @@ def test_ours_stands_beside_the_papers_where_the_set_is_clevr(width: int) -> Non
         ours = [name, f"{100 * share.value:.2f}", interval, f"{share.count}"]
         assert cells(lines, name)[:4] == ours
     assert cells(shown(results("CLEVR"), row="LSTM"), "Count")[-1] == "41.7"
+    assert "In the paper: MAC in table 1." in lines
     # A system that the paper does not know has no such column.
-    assert len(cells(shown(results("CLEVR"), row="Something else"), "Count")) == 4
+    unknown = shown(results("CLEVR"), row="Something else")
+    assert len(cells(unknown, "Count")) == 4
+    assert report.NO_NUMBER in unknown
+
+
+def test_an_ablated_network_stands_beside_its_own_row() -> None:
+    lines = shown(results("CLEVR"), row="w/ memory gate")
+    assert cells(lines, "Overall")[-1] == "99.4"
+    assert len(cells(lines, "Count")) == 4
+    assert "In the paper: w/ memory gate in table 2." in lines
+    tuned = shown(of_people(), row="w/ memory gate")
+    assert len(cells(tuned, "Overall")) == 4
+    assert report.NO_NUMBER in tuned
+
+
+def test_a_tenth_of_the_data_stands_beside_the_papers_tenth() -> None:
+    for row, number in (("MAC", "84.5"), ("gate bias 1", "68.5")):
+        lines = shown(results("CLEVR"), row=row, share=0.1)
+        assert cells(lines, "Overall")[-1] == number
+        assert len(cells(lines, "Count")) == 4
+        assert f"In the paper: {row} in table 2, trained on 10% of CLEVR." in lines
+    for row, share in (("MAC", 0.25), ("MAC", None), ("LSTM", 0.1)):
+        assert len(cells(shown(results("CLEVR"), row=row, share=share), "Overall")) == 4
 
 
 @pytest.mark.parametrize("origin", ["generated", "CoGenT", "unknown"])
 def test_other_sets_never_stand_beside_clevrs_numbers(origin: str) -> None:
     lines = shown(results(origin))
     assert len(cells(lines, "Overall")) == 4
-    assert not any("paper," in line or "in the paper" in line for line in lines)
+    assert not any("paper," in line or "n the paper:" in line for line in lines)
+    assert report.NO_NUMBER not in lines
     assert any("do not compare" in line for line in lines) == (origin == "generated")
 
 
@@ -122,7 +150,8 @@ def test_a_file_gets_lines_that_nothing_has_broken(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
-    show(results("CLEVR"), row="MAC", what="a/very/long/path" * 10)
+    paper = find_published("MAC", 1)
+    show(results("CLEVR"), row="MAC", what="a/very/long/path" * 10, paper=paper)
     out = capsys.readouterr().out
     assert "\x1b" not in out
     lines = [line.rstrip() for line in out.splitlines()]
@@ -170,6 +199,25 @@ def test_table_1_is_the_papers() -> None:
     for name, row in TABLE_1.items():
         humans = ["-", "-"] if row.humans is None else [f"{value:.1f}" for value in row.humans]
         assert found[name] == [f"{v:.1f}" for v in (row.overall, *row.columns)] + humans
+
+
+@pytest.mark.skipif(not PAPER.exists(), reason="the paper's text is not here")
+def test_table_2_is_the_papers() -> None:
+    table = PAPER.read_text().partition(r"\label{tab:table2}")[2].partition(r"\end{tabular}")[0]
+    found = {}
+    for line in table.splitlines():
+        first, *numbers = line.replace(r"\\", "").split("&")
+        if len(numbers) == 2 and re.search(r"\d", numbers[0]):
+            label = first.replace(r"$\rightarrow$", "→").replace(r"$\cdot$", "·")
+            found[label.replace("$-1$", "−1").strip()] = [number.strip() for number in numbers]
+    assert found == {row: [f"{v:.1f}" for v in numbers] for row, numbers in TABLE_2.items()}
+
+
+def test_table_2_has_the_rows_that_can_be_trained_and_the_numbers_of_the_page() -> None:
+    assert list(TABLE_2) == list(presets.TABLE_2)
+    page = (ROOT / "docs/model.md").read_text()
+    rows = re.findall(r"^\| ([^|]+) \| [^|]+ \| (\d\d\.\d) \| (\d\d\.\d) \|$", page, re.MULTILINE)
+    assert {row: (float(full), float(tenth)) for row, full, tenth in rows} == TABLE_2
 
 
 def test_overall_lies_among_the_columns_and_every_system_has_a_row() -> None:

@@ -274,6 +274,19 @@ def test_anothers_checkpoint(made: Plan, unbroken: Path, tmp_path: Path) -> None
         trainer(folder, other).train(resume=True)
 
 
+def test_a_run_begun_before_all_was_recorded_goes_on(made: Plan, tmp_path: Path) -> None:
+    """Its record calls pixels features, and does not say which of the paper's networks it is."""
+    folder, short = tmp_path / "run", plan(**SHORT)
+    trainer(folder, short).train()
+    about = json.loads((folder / "run.json").read_text())
+    del about["experiment"]
+    about["model"] |= {"image": "features", "channels": 1024}
+    (folder / "run.json").write_text(json.dumps(about))
+    last, tensors = read_checkpoint(folder / "last.safetensors")
+    write_checkpoint(folder / "last.safetensors", {**last, **about, "experiment": None}, tensors)
+    assert trainer(folder, short).train(resume=True) is False
+
+
 # --- what is kept ----------------------------------------------------------------------------
 
 

@@ -73,7 +73,9 @@ def test_it_answers_real_questions_about_real_scenes(model: Model, tmp_path: Pat
 
 
 def test_it_says_what_it_is() -> None:
-    about = open_trained(SHIPPED).about
+    trained = open_trained(SHIPPED)
+    assert (trained.row, trained.share, trained.config.image) == ("MAC", 1, "pixels")
+    about = trained.about
     assert about["preset"] == "pixels"
     assert about["data"]["train"]["seed"] == 1
     assert about["accuracy"]["overall"] > 0.995

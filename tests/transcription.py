@@ -111,28 +111,40 @@ def weights_of(module: nn.Module, lost: Lost | None = None) -> Weights:
 # --- The control unit ------------------------------------------------------------------------
 
 
-def paper_query(w: Weights, i: int, c_prev: Tensor, q: Tensor) -> Tensor:
+# Of the cell at hand w, and of the first: in the authors' code what is first made of q is never
+# without common weights, not even where the cells are.
+
+
+def paper_query(w: Weights, first: Weights, i: int, c_prev: Tensor, q: Tensor) -> Tensor:
     q_i = w.of_step("control.query.position", i, q)  # Section 2.1
     return w("control.query.combine", torch.cat([c_prev, q_i]))  # (c1)
 
 
-def reference_query(w: Weights, i: int, c_prev: Tensor, q: Tensor) -> Tensor:
-    u = torch.tanh(w("control.query.shared", q))
+def reference_query(w: Weights, first: Weights, i: int, c_prev: Tensor, q: Tensor) -> Tensor:
+    u = torch.tanh(first("control.query.shared", q))
     return w.of_step("control.query.position", i, u)
 
 
-def recurrent_query(w: Weights, i: int, c_prev: Tensor, q: Tensor) -> Tensor:
-    u = w("control.query.question", torch.tanh(w("control.query.shared", q)))
+def recurrent_query(w: Weights, first: Weights, i: int, c_prev: Tensor, q: Tensor) -> Tensor:
+    u = first("control.query.question", torch.tanh(first("control.query.shared", q)))
     hidden = torch.tanh(w("control.query.hidden", torch.cat([c_prev, u])))
     return w("control.query.combine", hidden)
+
+
+def question_as_control(w: Weights, first: Weights, i: int, c_prev: Tensor, q: Tensor) -> Tensor:
+    return q if len(q) == len(w["read.memory.weight"]) else first("control.project", q)
+
+
+def no_control(w: Weights, first: Weights, i: int, c_prev: Tensor, q: Tensor) -> Tensor:
+    return torch.ones(len(w["read.memory.weight"]), dtype=q.dtype)
 
 
 QUERIES = {
     "paper": paper_query,
     "reference": reference_query,
     "reference-recurrent": recurrent_query,
-    "question": lambda w, i, c_prev, q: w.of_step("control.position", i, q),
-    "none": lambda w, i, c_prev, q: torch.ones(len(w["read.memory.weight"]), dtype=q.dtype),
+    "question": question_as_control,
+    "none": no_control,
 }
 
 
@@ -159,6 +171,15 @@ def reference_logit(w: Weights, m_prev: Tensor, c: Tensor, k: Tensor, direct: bo
     seen = torch.cat([interaction, projected]) if direct else interaction
     combined = w("read.combine", elu(w("read.hidden", seen)))
     return w("read.score", elu(c * combined), w.lost("r3.1", 1))[0]
+
+
+def logit_without_control(w: Weights, m_prev: Tensor, c: Tensor, k: Tensor, direct: bool) -> Tensor:
+    """The same, with what the control does there left out: the product and its ELU."""
+    projected = w("read.knowledge", k)
+    interaction = w("read.memory", m_prev) * projected
+    seen = torch.cat([interaction, projected]) if direct else interaction
+    combined = w("read.combine", elu(w("read.hidden", seen)))
+    return w("read.score", combined, w.lost("r3.1", 1))[0]
 
 
 LOGITS = {"paper": paper_logit, "reference": reference_logit}
@@ -250,9 +271,11 @@ def reason(
         step = i if config.share_weights else 0
         m_prev = past[-1].m
         c_prev = past[-1].c if config.separate else m_prev
-        cq = QUERIES[config.control](cell, step, c_prev, q)
+        cq = QUERIES[config.control](cell, w.within("cells.0."), step, c_prev, q)
         c, cv = (cq, []) if config.attend == "nothing" else cast(cell, cq, words)
         logit, direct = LOGITS[config.read], config.direct_knowledge
+        if (config.read, config.control) == ("reference", "none"):
+            logit = logit_without_control
         rv = softmax([logit(cell, m_prev, c, k, direct) for k in elements])  # (r3.2)
         r = average(rv, elements)  # (r3.3)
         if config.separate:

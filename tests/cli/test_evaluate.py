@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from macnet.cli import main
 from macnet.configuration import changed
 from macnet.data.stream import language
 from macnet.data.vocab import Vocabulary
+from macnet.evaluation.report import NO_NUMBER
 from macnet.explain import model
 from macnet.models.registry import PRESETS, Fit
 from macnet.training import trainer
@@ -67,11 +69,13 @@ def test_without_data_it_is_what_the_run_was_validated_on(
     said = capsys.readouterr().out
     written = "new/numbers.json: all of the numbers\n"
     assert said.startswith(f"{written}MAC on {small}/data/questions/CLEVR_val_questions.json\n")
-    assert all(word in said for word in (*SHOWN, "in the paper"))
+    assert all(word in said for word in SHOWN)
+    assert NO_NUMBER in said  # of so small a network
+    assert "in the paper" not in said
     numbers = json.loads((here / "new/numbers.json").read_bytes())
     trained = open_trained(small / name)
     assert numbers["run"] == str(small / name)
-    assert numbers["preset"] == "paper"
+    assert (numbers["preset"], numbers["row"], numbers["share"]) == ("paper", None, 1)
     assert numbers["data"] == trained.about["data"]["val"]
     # Six questions at most were asked for: those about three images, which have two each.
     assert numbers["questions"] == numbers["results"]["overall"]["count"] == 6 + 2 * (name != "run")
@@ -126,7 +130,45 @@ def test_people_ask_in_unknown_words(small: Path, capsys: pytest.CaptureFixture[
     evaluates(small / "run", small, "--images", small / "data", "--split", "train")
     said = capsys.readouterr().out
     assert said.startswith(f"MAC on {small}/CLEVR-Humans-train.json\n")
-    assert "before tuning" in said
+    assert NO_NUMBER in said
+
+
+def test_a_network_stands_beside_the_papers_number_for_it(
+    small: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which it tells itself, from its configuration and what it learned from."""
+    about = read_checkpoint(small / "features" / BEST).about
+    assert about["experiment"] == {"row": None, "share": 1.0}
+    config = changed(PRESETS["paper"].config, {"d": 128, "channels": 6})
+    network = PRESETS["paper"].system.build(config, Fit(**about["fit"]))
+    about |= {"model": asdict(config)}
+    for share, overall in ((1.0, "97.6"), (0.1, "77.0"), (0.5, None), (None, None)):
+        about["experiment"] = {"row": "state dimension 128", "share": share}
+        write_checkpoint(Path("made.safetensors"), about, network.state_dict())
+        evaluates("made.safetensors")
+        said = capsys.readouterr().out
+        assert ("in the paper" in said) == (overall is not None)
+        (line,) = (line for line in said.splitlines() if line.startswith("  Overall"))
+        assert line.split()[-1] == (overall or "8")
+        assert ("state dimension 128 in table 2" in said) == (overall is not None)
+
+
+def test_of_people_the_paper_has_two_numbers(
+    small: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the LSTM as published: trained on all of CLEVR, then on all of people's questions."""
+    size = "--device cpu --workers 1 --size 16x16 --recipe.epochs 1"
+    lstm = ["train", str(small / "data"), "--preset", "lstm", "--out", "run", *size.split()]
+    assert main(lstm) == 0
+    assert "In the paper: LSTM in table 1." in capsys.readouterr().out
+    tuned = ["train", str(small), "--images", str(small / "data"), "--from", "run", "--out"]
+    assert main([*tuned, "tuned", *size.split()]) == 0
+    said = capsys.readouterr().out
+    assert open_trained(here / "tuned").share == 1
+    assert re.search(r"Overall .* 27\.5 +36\.5", said)
+    assert main([*tuned, "part", "--subset-questions", "0.5", *size.split()]) == 0
+    assert open_trained(here / "part").share is None
+    assert NO_NUMBER in capsys.readouterr().out
 
 
 def test_bfloat16(small: Path, here: Path) -> None:

@@ -32,7 +32,13 @@ def test_a_run_is_trained_and_its_best_is_shown(
     data: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trains(data, "--out", "run", "--seed", "3", "--ablation", "w/ memory gate")
-    said = capsys.readouterr().out.splitlines()
+    of_network, on_features, *said = capsys.readouterr().out.splitlines()
+    size = sum(tensor.numel() for tensor in open_trained(here / "run").network().parameters())
+    assert of_network == (
+        f"training MAC: preset paper with changes, {size:,} parameters, recipe paper with changes; "
+        "images are pixels of 16x16"
+    )
+    assert on_features.startswith("The paper's MAC learns from ResNet-101 features of CLEVR's pic")
     words = "the vocabulary holds every word of"
     assert said[0] == f"learning from 16 questions about 8 images; {words} 16 questions"
     assert said[1] == f"validated on 8 questions about 4 images; {words} 8 questions"
@@ -45,6 +51,8 @@ def test_a_run_is_trained_and_its_best_is_shown(
     assert (run["preset"], run["seed"], run["start"]) == ("paper", 3, None)
     model = run["model"]
     assert (model["d"], model["p"], model["embedding"], model["gate"]) == (8, 2, 6, True)
+    assert model["image"] == "pixels"
+    assert run["experiment"] == {"row": None, "share": 1.0}
     assert (run["recipe"]["lr"], run["recipe"]["clip"]) == (0.01, 8)
     assert (run["fit"]["pixels"], run["fit"]["height"], run["fit"]["width"]) == (True, 16, 16)
     lines = read_record(here / "run/log.jsonl")
@@ -67,7 +75,11 @@ def test_the_other_systems(
     given = f"--preset {preset} --out run {small} --size 16x16 --device cpu --workers 1 "
     given += "--recipe.epochs 2 --recipe.images 8 --recipe.questions 2"
     assert main(["train", str(data), *given.split()]) == 0
-    assert f"\n{row} on {data}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"\n{row} on {data}" in said
+    assert said.startswith(f"training {row}: preset {preset}")
+    assert "ResNet" not in said
+    assert ("in the paper" in said) == (not small)  # as published, or smaller
     assert main(["evaluate", "run", "--device", "cpu", "--workers", "1"]) == 0
     assert capsys.readouterr().out.startswith(f"{row} on {data}")
 

@@ -70,7 +70,7 @@ def evaluate(
     """Measure how often a trained network is right.
 
     Overall and by kind of question, with 95% intervals; by program length and family; which
-    answers it takes for which. On CLEVR the paper's numbers stand beside.
+    answers it takes for which. On CLEVR the paper's numbers for the same network stand beside.
 
     Args:
         run: Folder of a run, or its best.safetensors; what comes with macnet if not given.
@@ -86,6 +86,7 @@ def evaluate(
     from macnet.data.questions import UNKNOWN
     from macnet.evaluation.accuracy import measure
     from macnet.evaluation.answering import Answering
+    from macnet.evaluation.paper import find_published
     from macnet.evaluation.report import show, write_predictions
     from macnet.explain.model import shipped
     from macnet.parallel import is_first, together
@@ -142,14 +143,16 @@ def evaluate(
             results=results and results.to_record(),
         )
     if results is not None:  # last, for who reads only its first lines ends all
-        show(results, row=trained.system.row, what=dataset.name)
+        paper = find_published(trained.row, trained.share)
+        show(results, row=trained.system.row, what=dataset.name, paper=paper)
 
 
 def _write_all(path: Path, trained: Trained, *, run: str, **numbers: object) -> None:
     from macnet.disk import write_json
 
     about = trained.about
-    write_json(path, {"run": run, "preset": about["preset"], "step": about.get("step"), **numbers})
+    network = {"preset": about["preset"], "row": trained.row, "share": trained.share}
+    write_json(path, {"run": run, **network, "step": about.get("step"), **numbers})
     print(f"{path}: all of the numbers")
 
 

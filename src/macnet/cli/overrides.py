@@ -19,14 +19,15 @@ from tyro.constructors import ConstructorRegistry, StructConstructorSpec, Struct
 from macnet.configuration import changed
 from macnet.disk import read_json, refuse_no_file
 from macnet.errors import InputError
+from macnet.models.config import FOLLOWS
 
 if TYPE_CHECKING:
     from macnet.training.checkpoint import Trained
 
 TABLES = ("model", "recipe")
 FIRST = ("preset", "ablation", "recipe", "overrides", "from")
-FOLLOWS = {"MACConfig": ("image", "channels")}
-"""Fields that follow from the data, by configuration: they have no flags."""
+HIDDEN = {"MACConfig": FOLLOWS}
+"""Fields without flags, by configuration."""
 CONFIGURATIONS = ("macnet.models.", "macnet.training.")
 
 
@@ -154,7 +155,7 @@ class Flags(ConstructorRegistry):
         finally:
             self._asking = False
         assert isinstance(usual, StructConstructorSpec)
-        hidden = FOLLOWS.get(type(config).__name__, ())
+        hidden = HIDDEN.get(type(config).__name__, ())
         fields = tuple(field for field in usual.fields if field.name not in hidden)
         return StructConstructorSpec(partial(_changed_by_flags, config), fields)
 

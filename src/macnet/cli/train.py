@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from macnet.data.dataset import Dataset
     from macnet.training.recipes import Recipe
+    from macnet.training.trainer import Trainer
 
 
 # Sentences are of one line: `--help` would keep a break.
@@ -49,7 +50,7 @@ class NetworkOptions:
     ablation: Annotated[str | None, tyro.conf.arg(metavar="ROW", help_behavior_hint="")] = None
     """A row of the paper's table 2 by its label, such as "w/ memory gate"."""
     recipe: Annotated[str, tyro.conf.arg(metavar="NAME")] = "paper"
-    """paper is as published; fast has large batches in bfloat16, for a modern GPU."""
+    """paper is the paper's, filled in where it is silent; fast is for a modern GPU, in bfloat16."""
     overrides: File = None
     """A .toml or .json with tables `model` and `recipe`; flags for single fields overrule it."""
     start: Annotated[
@@ -132,6 +133,7 @@ def train(
         )
         first = is_first()
         if first:
+            _tell_network(trainer, network.recipe)
             tell(lessons)
         learned = trainer.train(resume=run.resume)
     if first and not learned:
@@ -152,9 +154,49 @@ def command(arguments: Sequence[str]) -> Callable[..., None]:
     )
 
 
+def _tell_network(trainer: Trainer, recipe: str) -> None:
+    """Print what is trained, as it will be built, and how; the first line of a run."""
+    import torch
+
+    from macnet.clevr.world import World
+    from macnet.models.registry import find_preset
+    from macnet.training.recipes import find_recipe
+
+    plan, fit, train = trainer.plan, trainer.lessons.fit(), trainer.lessons.train
+    system, published = find_preset(plan.preset)
+    row = system.find_row(plan.model)
+    preset = f"preset {plan.preset}"
+    if row not in (None, system.row):
+        preset += f", {row}"
+    elif plan.model != system.fitted(published, fit):
+        preset += " with changes"
+    if plan.recipe != find_recipe(recipe, system.name):
+        recipe += " with changes"
+    with torch.device("meta"):  # counted, not made
+        size = sum(p.numel() for p in system.build(plan.model, fit).parameters())
+    images = f"features of {fit.channels}x{fit.height}x{fit.width}"
+    if fit.pixels:
+        images = f"pixels of {fit.width}x{fit.height}"
+    print(
+        f"training {system.row}: {preset}, {size:,} parameters, recipe {recipe}; images are "
+        f"{images}",
+        flush=True,
+    )
+    of_clevr = not isinstance(train, World) and train.about.get("origin") == "CLEVR"
+    of_features = getattr(published, "image", None) == "features"
+    if fit.pixels and of_clevr and of_features and plan.start is None:
+        print(
+            "The paper's MAC learns from ResNet-101 features of CLEVR's pictures, not from pixels; "
+            "for its experiment make them with `macnet extract`, of train and of val, and give "
+            "them as --images and --val-images.",
+            flush=True,
+        )
+
+
 def _show_best(out: Path, val: Dataset, device: torch.device, recipe: Recipe) -> None:
     from macnet.evaluation.accuracy import measure
     from macnet.evaluation.answering import Answering
+    from macnet.evaluation.paper import find_published
     from macnet.evaluation.report import show
     from macnet.training.checkpoint import open_trained
     from macnet.training.record import read_record
@@ -169,4 +211,5 @@ def _show_best(out: Path, val: Dataset, device: torch.device, recipe: Recipe) ->
         f"{out}: best validation accuracy {100 * results.overall.value:.2f}% ({len(val):,} "
         f"questions), {seconds:,.0f} s; curve in {out / CURVE}"
     )
-    show(results, row=best.system.row, what=val.name, errors=False)
+    paper = find_published(best.row, best.share)
+    show(results, row=best.system.row, what=val.name, paper=paper, errors=False)

@@ -20,9 +20,9 @@ from macnet.errors import InputError
 class Subset:
     """Which questions of a training set to learn from, for curves over its size.
 
-    The paper takes questions at random, so that nearly all images stay; other implementations take
-    images with all their questions, and the results differ by ten points. The same seed nests: a
-    tenth holds the hundredth.
+    The paper takes questions at random, so that a tenth of them still shows most images; other
+    implementations take images with all their questions, which is another experiment. The same seed
+    nests: a tenth holds the hundredth.
     """
 
     by: Literal["question", "image"]

@@ -15,7 +15,7 @@ from rich.text import Text
 from macnet.clevr.families import CATALOGUE
 from macnet.disk import whole_file
 from macnet.evaluation.accuracy import COLUMNS, Results, Share
-from macnet.evaluation.paper import TABLE_1
+from macnet.evaluation.paper import Published
 
 SHORT = dict(zip(COLUMNS, ("Count", "Exist", "Numbers", "Query", "Compare"), strict=True))
 MOST = 10  # rows of a table whose rest is in the JSON
@@ -26,6 +26,8 @@ NOTES: Mapping[str, str] = {
     "unknown": "The file does not tell whether this is CLEVR, so no number of the paper is beside.",
 }
 """By origin of the questions."""
+MEASURED = ("CLEVR", "CLEVR-Humans")  # what the paper's tables are about
+NO_NUMBER = "The paper's tables have no number for this network on this share of the training data."
 
 
 def in_one_line(results: Results, split: str) -> str:
@@ -39,15 +41,26 @@ def in_one_line(results: Results, split: str) -> str:
 
 
 def show(
-    results: Results, *, row: str, what: str, errors: bool = True, console: Console | None = None
+    results: Results,
+    *,
+    row: str,
+    what: str,
+    paper: Published | None = None,
+    errors: bool = True,
+    console: Console | None = None,
 ) -> None:
     """Print how a system, by its name in the paper's table 1, did on what it was asked.
 
+    `paper` is what stands beside, where the paper measured the same: on CLEVR, on CLEVR-Humans.
     `errors` tells also where it was wrong: by length and family, and what it answered instead.
     """
     console = console or terminal()
     console.print(Text(f"{row} on {what}", style="bold"), soft_wrap=True)
-    console.print(_by_column(results, row))
+    theirs = _beside(results, paper)
+    console.print(_by_column(results, theirs))
+    if results.origin in MEASURED:
+        note = f"In the paper: {paper.source}." if paper and theirs else NO_NUMBER
+        console.print(Text(note + "\n"), soft_wrap=True)
     if results.origin in NOTES:
         console.print(Text(NOTES[results.origin] + "\n"), soft_wrap=True)
     if not errors:
@@ -76,18 +89,23 @@ def write_predictions(path: Path, predictions: np.ndarray, answers: Sequence[str
 # --- tables ----------------------------------------------------------------------------------
 
 
-def _by_column(results: Results, row: str) -> Table:
-    table = start_table("", "", "accuracy", "95% interval", "questions")
-    paper = TABLE_1.get(row)
-    beside: dict[str, tuple[float, ...]] = {}
+def _beside(results: Results, paper: Published | None) -> dict[str, tuple[float, ...]]:
+    """The paper's numbers by our rows: one on CLEVR, two on CLEVR-Humans."""
     if paper and results.origin == "CLEVR":
+        theirs = zip(COLUMNS, paper.columns, strict=False)  # an ablation's are not known
+        return {"Overall": (paper.overall,), **{name: (value,) for name, value in theirs}}
+    if paper and paper.humans and results.origin == "CLEVR-Humans":
+        return {"Overall": paper.humans}
+    return {}
+
+
+def _by_column(results: Results, beside: Mapping[str, tuple[float, ...]]) -> Table:
+    table = start_table("", "", "accuracy", "95% interval", "questions")
+    if len(beside.get("Overall", ())) == 1:
         table.add_column("in the paper", justify="right")
-        theirs = (paper.overall, *paper.columns)
-        beside = {name: (value,) for name, value in zip(("Overall", *COLUMNS), theirs, strict=True)}
-    elif paper and paper.humans and results.origin == "CLEVR-Humans":
+    elif beside:
         table.add_column("in the paper,\nbefore tuning", justify="right")
         table.add_column("\nand after", justify="right")
-        beside = {"Overall": paper.humans}
     for name, share in {"Overall": results.overall, **results.columns}.items():
         if share.count:
             low, high = share.interval

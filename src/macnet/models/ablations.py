@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from macnet.models.config import MACConfig
 from macnet.models.encoders import Question, question_size
-from macnet.models.layers import PerStepLinear
+from macnet.models.layers import linear
 
 
 class NoWordAttention(nn.Module):
@@ -27,18 +27,22 @@ class NoWordAttention(nn.Module):
 
 
 class QuestionControl(nn.Module):
-    """question vector as control: c_i = q_i = W_i q + b_i."""
+    """question vector as control: c_i = q at every step; W q + b where q has 2d numbers."""
 
-    def __init__(self, config: MACConfig, steps: int) -> None:
+    def __init__(self, config: MACConfig, steps: int, *, first: bool) -> None:
         super().__init__()
-        self.position = PerStepLinear(steps, question_size(config), config.d)
+        self.steps = steps
+        fits = question_size(config) == config.d
+        self.project = None if fits or not first else linear(question_size(config), config.d)
+
+    def asked(self, q: Tensor) -> Tensor:
+        return q if self.project is None else self.project(q)
 
     def literal(self, i: int, c_prev: Tensor, question: Question) -> tuple[Tensor, Tensor, None]:
-        q_i = self.position(question.q)[i]
-        return q_i, q_i, None
+        return question.q, question.q, None
 
     def forward(self, c_prev: Tensor, question: Question) -> tuple[Tensor, None]:
-        return self.position(question.q), None
+        return question.q.expand(self.steps, -1, -1), None
 
     def queries(self, c_prev: Tensor, question: Question) -> Tensor:
         return self.forward(c_prev, question)[0]
@@ -47,9 +51,12 @@ class QuestionControl(nn.Module):
 class NoControl(nn.Module):
     """w/o control: no question reaches the cell; c_i is 1, which no product notices."""
 
-    def __init__(self, config: MACConfig, steps: int) -> None:
+    def __init__(self, config: MACConfig, steps: int, *, first: bool) -> None:
         super().__init__()
         self.steps, self.d = steps, config.d
+
+    def asked(self, q: Tensor) -> Tensor:
+        return q
 
     def literal(self, i: int, c_prev: Tensor, question: Question) -> tuple[Tensor, Tensor, None]:
         ones = question.q.new_ones(len(question.q), self.d)

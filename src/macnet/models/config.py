@@ -63,6 +63,9 @@ NO_DROPOUT = Dropout(words=0, question=0, image=0, control=0, memory=0, output=0
 
 WIDTHS, BLOCKS = (64, 128, 256), (0, 1, 2)
 
+FOLLOWS = ("image", "channels")
+"""Fields of a MACConfig that follow from the data."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MACConfig:
@@ -94,7 +97,7 @@ class MACConfig:
     """What the control is cast onto (c2): with nothing, c_i = cq_i."""
 
     control: Literal["paper", "reference", "reference-recurrent", "question", "none"] = "paper"
-    """How cq_i is made (c1); with "question" c_i is q_i itself, with "none" it is all ones."""
+    """How cq_i is made (c1). With "question" c_i is q at every step; with "none" there is none."""
     c0: Literal["learned", "question"] = "learned"
     """The control before the first step."""
 
@@ -117,7 +120,7 @@ class MACConfig:
     separate: bool = True
     """Whether control and memory are two states."""
     share_weights: bool = True
-    """Whether the p steps have the same weights."""
+    """Whether the p steps have the same weights; in the reference, what is first made of q has."""
 
     output: Literal["paper", "reference"] = "paper"
     """Whether the classifier sees q as it is or, as in the reference, projected to d."""

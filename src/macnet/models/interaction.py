@@ -17,7 +17,7 @@ from macnet.models.layers import takes_kernels
 
 def interact(
     m: Tensor,
-    c: Tensor,
+    c: Tensor | None,
     k: Tensor,
     direct: Tensor,
     hidden: Tensor,
@@ -26,9 +26,13 @@ def interact(
     score: Tensor,
     rate: float,
 ) -> Tensor:
-    """score · dropout(ELU(c ⊙ (combine · ELU(hidden · (m ⊙ k) + direct) + bias))): (N, G, L)."""
+    """score · dropout(ELU(c ⊙ (combine · ELU(hidden · (m ⊙ k) + direct) + bias))): (N, G, L).
+
+    Without a control c, as in one row of table 2, there is no outer ELU, and no kernel.
+    """
     # m, c: (N, G, d)   k, direct: (N, L, d)   hidden, combine: (d, d)   bias, score: (d)
-    if takes_kernels(k.device, k.dtype) and k.shape[-1] in (128, 256, 512, 1024):
+    fits = takes_kernels(k.device, k.dtype) and k.shape[-1] in (128, 256, 512, 1024)
+    if fits and c is not None:
         from macnet.models.interaction_kernel import Interact
 
         with torch.cuda.device_of(k):
@@ -37,5 +41,7 @@ def interact(
             )
         return logits
     x = F.elu(F.linear(m[:, :, None] * k[:, None], hidden) + direct[:, None])  # (N, G, L, d)
-    x = F.elu(c[:, :, None] * F.linear(x, combine, bias))
+    x = F.linear(x, combine, bias)
+    if c is not None:
+        x = F.elu(c[:, :, None] * x)
     return F.dropout(x, rate) @ score

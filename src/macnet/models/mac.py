@@ -13,6 +13,7 @@ for each question by the one, for each knowledge base by the other.)
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -42,10 +43,13 @@ class Query(nn.Module):
 
     recurrent = True
 
-    def __init__(self, config: MACConfig, steps: int) -> None:
+    def __init__(self, config: MACConfig, steps: int, *, first: bool) -> None:
         super().__init__()
         self.position = PerStepLinear(steps, question_size(config), config.d)
         self.combine = linear(2 * config.d, config.d)
+
+    def asked(self, q: Tensor) -> Tensor:
+        return q
 
     def literal(self, i: int, c_prev: Tensor, q: Tensor) -> Tensor:
         q_i = F.linear(q, self.position.weight[i], self.position.bias[i])  # Section 2.1
@@ -91,12 +95,17 @@ class WordAttention(nn.Module):
 class ControlUnit(nn.Module):
     """Choose the reasoning operation c_i by attending to the question's words."""
 
-    def __init__(self, config: MACConfig, steps: int) -> None:
+    def __init__(self, config: MACConfig, steps: int, *, first: bool) -> None:
         super().__init__()
         self.steps = steps
-        self.query = QUERIES[config.control](config, steps)
+        self.query = QUERIES[config.control](config, steps, first=first)
         cast = NoWordAttention if config.attend == "nothing" else WordAttention
         self.cast: Any = cast(config)
+
+    def asked(self, q: Tensor) -> Tensor:
+        """What all steps are given of q. Cells without common weights share even this one."""
+        u: Tensor = self.query.asked(q)
+        return u
 
     def literal(
         self, i: int, c_prev: Tensor, question: Question
@@ -350,11 +359,11 @@ class Masks(NamedTuple):
 class _Cell(nn.Module):
     """What both kinds of cell have: a control and a read unit, used `steps` times."""
 
-    def __init__(self, config: MACConfig, steps: int) -> None:
+    def __init__(self, config: MACConfig, steps: int, *, first: bool) -> None:
         super().__init__()
         self.steps = steps
         self.again = config.dropout.memory_again
-        self.control = CONTROLS[config.control](config, steps)
+        self.control = CONTROLS[config.control](config, steps, first=first)
         self.read = READS[config.read](config)
 
     def _to_read(self, m_prev: Tensor, masks: Masks) -> Tensor:
@@ -364,8 +373,8 @@ class _Cell(nn.Module):
 class MACCell(_Cell):
     """Control, read and write, over and over: `steps` times with the same weights."""
 
-    def __init__(self, config: MACConfig, steps: int) -> None:
-        super().__init__(config, steps)
+    def __init__(self, config: MACConfig, steps: int, *, first: bool) -> None:
+        super().__init__(config, steps, first=first)
         self.write = WriteUnit(config)
 
     def forward(
@@ -413,8 +422,8 @@ class SingleStateCell(_Cell):
     What is asked then depends on what was seen, so that the steps share less beforehand.
     """
 
-    def __init__(self, config: MACConfig, steps: int) -> None:
-        super().__init__(config, steps)
+    def __init__(self, config: MACConfig, steps: int, *, first: bool) -> None:
+        super().__init__(config, steps, first=first)
         self.write = linear(3 * config.d, config.d)
 
     def forward(
@@ -472,11 +481,13 @@ class Reasoner(nn.Module):
     def __init__(self, config: MACConfig) -> None:
         super().__init__()
         self.dropout = config.dropout
+        if config.control == "none":  # then none enters the read unit, to be dropped there
+            self.dropout = replace(config.dropout, control=0.0)
         self.m0 = nn.Parameter(torch.randn(config.d))
         self.c0 = nn.Parameter(torch.randn(config.d)) if config.learns_c0 else None
         cell = MACCell if config.separate else SingleStateCell
         steps = [config.p] if config.share_weights else [1] * config.p
-        self.cells = nn.ModuleList(cell(config, n) for n in steps)
+        self.cells = nn.ModuleList(cell(config, n, first=i == 0) for i, n in enumerate(steps))
 
     def forward(
         self, question: Question, knowledge: Knowledge, *, literal: bool = False
@@ -504,6 +515,8 @@ class Reasoner(nn.Module):
             held_mask(m0, self.dropout.memory, self.training),
         )
         past, taken = [State(c0, m0)], []
+        first: Any = self.cells[0]
+        question = question._replace(q=first.control.asked(q))
         for cell in self.cells:
             run: Any = cell.literal if literal else cell
             taken += run(past, question, knowledge, masks)

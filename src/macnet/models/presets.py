@@ -8,7 +8,7 @@ from typing import Any
 
 from macnet.configuration import changed
 from macnet.errors import InputError
-from macnet.models.config import NO_DROPOUT, Dropout, MACConfig
+from macnet.models.config import FOLLOWS, NO_DROPOUT, Dropout, MACConfig
 
 PAPER = MACConfig()
 """The equations of Section 2 as printed, with the basic write unit."""
@@ -96,6 +96,22 @@ def ablation(row: str, base: str = "paper", **changes: Any) -> MACConfig:
     if _typed(row) not in rows:
         raise InputError(f"row is {row!r}; choose one of {', '.join(TABLE_2)}")
     return changed(preset(base), {**rows[_typed(row)], **changes})
+
+
+def find_row(config: MACConfig) -> str | None:
+    """The row of table 2 that a network is, of any preset; None if it is none, say with p = 4."""
+    own = _compared(vars(config))
+    for base in PRESETS.values():
+        for row, changes in TABLE_2.items():
+            if _compared({**vars(base), **changes}) == own:
+                return row
+    return None
+
+
+def _compared(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what follows from the images, and what no row of table 2 is about."""
+    free = (*FOLLOWS, "widths", "blocks", "dropout")
+    return {name: value for name, value in fields.items() if name not in free}
 
 
 def _typed(label: str) -> str:

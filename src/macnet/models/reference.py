@@ -6,6 +6,7 @@ They can take the place of the paper's in `mac.py`. The names in brackets are th
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,51 +20,56 @@ from macnet.models.repeated import RepeatedLinear, over_many
 
 
 class ReferenceQuery(nn.Module):
-    """cq_i = W_i tanh(W q + b) + b_i: each step its own question, but no recurrence."""
+    """cq_i = W_i u + b_i, u = tanh(W q + b): each step its own question, but no recurrence."""
 
     recurrent = False
 
-    def __init__(self, config: MACConfig, steps: int) -> None:
+    def __init__(self, config: MACConfig, steps: int, *, first: bool) -> None:
         super().__init__()
-        self.shared = linear(question_size(config), config.d)
+        self.shared: Any = linear(question_size(config), config.d) if first else None
         self.position = PerStepLinear(steps, config.d, config.d)
 
-    def literal(self, i: int, c_prev: Tensor, q: Tensor) -> Tensor:
-        u = torch.tanh(self.shared(q))
+    def asked(self, q: Tensor) -> Tensor:
+        return torch.tanh(self.shared(q))
+
+    def literal(self, i: int, c_prev: Tensor, u: Tensor) -> Tensor:
         return F.linear(u, self.position.weight[i], self.position.bias[i])
 
-    def all(self, c_prev: Tensor | None, q: Tensor) -> Tensor:
-        cq: Tensor = self.position(torch.tanh(self.shared(q)))  # (steps, B, d)
+    def all(self, c_prev: Tensor | None, u: Tensor) -> Tensor:
+        cq: Tensor = self.position(u)  # (steps, B, d)
         return cq
 
-    def begin(self, q: Tensor, scale: Tensor) -> Callable[[int, Tensor], Tensor]:
-        cq = (self.all(None, q) * scale).unbind()
+    def begin(self, u: Tensor, scale: Tensor) -> Callable[[int, Tensor], Tensor]:
+        cq = (self.all(None, u) * scale).unbind()
         return lambda i, c_prev: cq[i]
 
 
 class RecurrentReferenceQuery(nn.Module):
-    """cq_i = W₂ tanh(W₁ [c_{i-1}, u'] + b₁) + b₂, u' = W' tanh(W q + b): no step has weights."""
+    """cq_i = W₂ tanh(W₁ [c_{i-1}, u] + b₁) + b₂, u = W' tanh(W q + b): no step has weights."""
 
     recurrent = True
 
-    def __init__(self, config: MACConfig, steps: int) -> None:
+    def __init__(self, config: MACConfig, steps: int, *, first: bool) -> None:
         super().__init__()
-        self.shared = linear(question_size(config), config.d)
-        self.question = linear(config.d, config.d)
+        self.shared: Any = linear(question_size(config), config.d) if first else None
+        self.question: Any = linear(config.d, config.d) if first else None
         self.hidden = linear(2 * config.d, config.d)
         self.combine = linear(config.d, config.d)
 
-    def literal(self, i: int, c_prev: Tensor, q: Tensor) -> Tensor:
-        return self.all(c_prev, q)
+    def asked(self, q: Tensor) -> Tensor:
+        u: Tensor = self.question(torch.tanh(self.shared(q)))
+        return u
 
-    def all(self, c_prev: Tensor, q: Tensor) -> Tensor:
+    def literal(self, i: int, c_prev: Tensor, u: Tensor) -> Tensor:
+        return self.all(c_prev, u)
+
+    def all(self, c_prev: Tensor, u: Tensor) -> Tensor:
         # c_prev: (steps, B, d), or (B, d) of one, as no step differs from another
-        u = self.question(torch.tanh(self.shared(q))).expand_as(c_prev)
-        cq: Tensor = self.combine(torch.tanh(self.hidden(torch.cat([c_prev, u], -1))))
+        both = torch.cat([c_prev, u.expand_as(c_prev)], -1)
+        cq: Tensor = self.combine(torch.tanh(self.hidden(both)))
         return cq
 
-    def begin(self, q: Tensor, scale: Tensor) -> Callable[[int, Tensor], Tensor]:
-        u = self.question(torch.tanh(self.shared(q)))
+    def begin(self, u: Tensor, scale: Tensor) -> Callable[[int, Tensor], Tensor]:
         of_control, of_question = self.hidden.weight.chunk(2, 1)
         asked = F.linear(u, of_question, self.hidden.bias)
         hidden = RepeatedLinear(of_control)
@@ -74,6 +80,8 @@ class RecurrentReferenceQuery(nn.Module):
 class ReferenceRead(nn.Module):
     """r2 is a two-layer network of I and the projected element, and r3.1 has an ELU.
 
+    That belongs to the control: the authors' code without a control in its read unit has neither.
+
     All that touches only the knowledge base is computed once per image, for all questions and
     steps: k' and its half of the first layer. A mask on K is drawn per image and step.
     """
@@ -82,6 +90,7 @@ class ReferenceRead(nn.Module):
         super().__init__()
         d = config.d
         self.dropout = config.dropout
+        self.guided = config.control != "none"
         self.memory = linear(d, d)
         self.knowledge = linear(d, d)
         self.direct = config.direct_knowledge
@@ -99,9 +108,10 @@ class ReferenceRead(nn.Module):
         if self.direct:
             interaction = torch.cat([interaction, k_projected], -1)
         combined = self.combine(F.elu(self.hidden(interaction)))  # (r2) (B, L, d)
-        activated = F.elu(c[:, None] * combined)
-        activated = F.dropout(activated, self.dropout.interaction, self.training)
-        ra = self.score(activated).squeeze(-1)  # (r3.1) (B, L)
+        if self.guided:
+            combined = F.elu(c[:, None] * combined)
+        combined = F.dropout(combined, self.dropout.interaction, self.training)
+        ra = self.score(combined).squeeze(-1)  # (r3.1) (B, L)
         if is_pad is not None:
             ra = ra.masked_fill(is_pad, -torch.inf)
         rv = ra.softmax(-1)  # (r3.2)
@@ -136,7 +146,7 @@ class ReferenceRead(nn.Module):
         def read(i: int, m_prev: Tensor) -> tuple[Tensor, Tensor]:
             ra = interact(
                 memory(m_prev).view(n, -1, d),
-                controls[i],
+                controls[i] if self.guided else None,
                 *by_step[i % len(by_step)],
                 hidden,
                 combine,

@@ -17,6 +17,7 @@ from macnet.errors import InputError
 from macnet.models.config import MACConfig
 from macnet.models.mac import MACNetwork
 from macnet.models.presets import PRESETS as MAC_PRESETS
+from macnet.models.presets import find_row
 from macnet.models.systems.baselines import (
     CNNLSTMConfig,
     CNNLSTMNetwork,
@@ -62,6 +63,10 @@ class System:
     """From its configuration and what it must fit."""
     answer: Callable[[nn.Module, Batch], Tensor] = look_and_read
     """Logits (B, answers) for a batch."""
+    find_row: Callable[[Any], str | None] = lambda config: None
+    """The label that a configuration has in the paper's tables 1 and 2, if it is there."""
+    fitted: Callable[[Any, Fit], Any] = lambda config, fit: config
+    """The configuration of what is built: some of its fields may follow from the data."""
 
 
 class Preset(NamedTuple):
@@ -83,16 +88,31 @@ def _cnn_lstm(config: CNNLSTMConfig, fit: Fit) -> nn.Module:
     return CNNLSTMNetwork(config, **fit._asdict())
 
 
+def _fitted_mac(config: MACConfig, fit: Fit) -> MACConfig:
+    if fit.pixels:
+        return replace(config, image="pixels")
+    return replace(config, image="features", channels=fit.channels)
+
+
 def _mac(config: MACConfig, fit: Fit) -> nn.Module:
-    seen = {"image": "pixels"} if fit.pixels else {"image": "features", "channels": fit.channels}
-    config = replace(config, **seen)
+    config = _fitted_mac(config, fit)
     return MACNetwork(config, vocabulary=fit.vocabulary, answers=fit.answers)
 
 
-Q_TYPE = System("q-type", "Q-type baseline", _prior, know_the_type)
-LSTM = System("lstm", "LSTM", _lstm)
-CNN_LSTM = System("cnn-lstm", "CNN+LSTM", _cnn_lstm)
-MAC = System("mac", "MAC", _mac)
+def _only(row: str, published: Any) -> Callable[[Any], str | None]:
+    return lambda config: row if config == published else None
+
+
+Q_TYPE = System(
+    "q-type",
+    "Q-type baseline",
+    _prior,
+    know_the_type,
+    _only("Q-type baseline", PriorConfig()),
+)
+LSTM = System("lstm", "LSTM", _lstm, find_row=_only("LSTM", LSTMConfig()))
+CNN_LSTM = System("cnn-lstm", "CNN+LSTM", _cnn_lstm, find_row=_only("CNN+LSTM", CNNLSTMConfig()))
+MAC = System("mac", "MAC", _mac, find_row=find_row, fitted=_fitted_mac)
 
 SYSTEMS: Mapping[str, System] = {system.name: system for system in (Q_TYPE, LSTM, CNN_LSTM, MAC)}
 """In the order of table 1."""

@@ -89,6 +89,19 @@ class Trained:
     about: Mapping[str, Any]
     path: Path
 
+    @property
+    def row(self) -> str | None:
+        """Its label in the paper's tables 1 and 2, if it is there."""
+        return self.system.find_row(self.config)
+
+    @property
+    def share(self) -> float | None:
+        """Of the training questions, how many it learned from; None if that is no such share."""
+        experiment = self.about.get("experiment")
+        if isinstance(experiment, Mapping):
+            return experiment.get("share")
+        return share_of(self.about["data"].get("train"))  # as written before it was recorded
+
     def refuse_another(self, system: System, vocabulary: Vocabulary) -> None:
         """What goes on from here is the same system, and its words keep their ids."""
         if self.system is not system:
@@ -122,7 +135,7 @@ def open_trained(run: Path) -> Trained:
     vocabulary = Vocabulary.from_record(about.get("vocabulary"), str(path))
     try:
         preset, fit = find_preset(about["preset"]), Fit(**about["fit"])
-        config = changed(preset.config, about["model"])
+        config = preset.system.fitted(changed(preset.config, about["model"]), fit)
         if (fit.vocabulary, fit.answers) != (len(vocabulary), len(vocabulary.answers)):
             raise ValueError("its words, or answers, are more or fewer than it was made for")
         if not all(isinstance(size, int) and size >= 0 for size in fit):
@@ -132,6 +145,24 @@ def open_trained(run: Path) -> Trained:
     except (InputError, LookupError, TypeError, AttributeError, ValueError) as error:
         raise InputError(f"{path}: it describes no network that is known ({error})") from None
     return Trained(preset.system, config, fit, vocabulary, tensors, about, path)
+
+
+def share_of(train: object) -> float | None:
+    """Of the questions of a training set, by what is recorded of it, the share that counts.
+
+    All count of an endless world too. None where images were left out, or whole images chosen:
+    that is a part, but no share of the questions as the paper takes it.
+    """
+    if not isinstance(train, Mapping) or train.get("left out"):
+        return None
+    rules = train.get("subsets", [])
+    if rules == []:
+        return 1.0
+    try:
+        (rule,) = rules
+        return float(rule["share"]) if rule["by"] == "question" else None
+    except (TypeError, ValueError, LookupError):
+        return None
 
 
 def write_halved(trained: Trained, path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from macnet import parallel
 from macnet.configuration import differences
 from macnet.disk import alone_in, read_json, write_json
 from macnet.errors import InputError
+from macnet.models.config import FOLLOWS
 from macnet.training.checkpoint import BEST, LAST, Checkpoint, read_checkpoint, write_checkpoint
 
 ABOUT, RECORD, CURVE = "run.json", "log.jsonl", "curve.png"
@@ -99,7 +100,7 @@ class Run:
         return checkpoint
 
     def _refuse_another(self, about: Mapping[str, Any], what: str) -> None:
-        if others := differences(_without_places(about), _without_places(self.about)):
+        if others := differences(_to_compare(about), _to_compare(self.about)):
             more = f" (and {len(others) - 1} more)" if others[1:] else ""
             raise InputError(
                 f"{what} of another configuration: {others[0]}{more}; choose another --out"
@@ -156,18 +157,24 @@ def refuse_held(folder: Path) -> NoReturn:
     )
 
 
-def _without_places(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Data that were moved are still the same: their packs tell."""
-    data = about.get("data")
-    if not isinstance(data, Mapping):
-        return dict(about)
-    kept = {
-        name: {key: value for key, value in told.items() if key not in PLACES}
-        if isinstance(told, Mapping)
-        else told
-        for name, told in data.items()
-    }
-    return {**about, "data": kept}
+def _to_compare(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Data that were moved are still the same: their packs tell.
+
+    What follows from the rest is left out: runs of earlier versions did not record it.
+    """
+
+    def without(names: Collection[str], told: object) -> object:
+        if not isinstance(told, Mapping):
+            return told
+        return {name: value for name, value in told.items() if name not in names}
+
+    kept = {name: value for name, value in about.items() if name != "experiment"}
+    model, data = about.get("model"), about.get("data")
+    if isinstance(model, Mapping) and "image" in model:  # a MAC's, and as "fit" has it
+        kept["model"] = without(FOLLOWS, model)
+    if isinstance(data, Mapping):
+        kept["data"] = {name: without(PLACES, told) for name, told in data.items()}
+    return kept
 
 
 # --- randomness ------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ What a stage does is data (`recipes`); nothing here knows one system from anothe
 from __future__ import annotations
 
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from macnet import parallel
 from macnet.evaluation.accuracy import Results, measure
 from macnet.evaluation.answering import Answering
 from macnet.models.registry import System, find_preset
-from macnet.training.checkpoint import Checkpoint, Trained, load_weights
+from macnet.training.checkpoint import Checkpoint, Trained, load_weights, share_of
 from macnet.training.curve import draw_curve
 from macnet.training.data import Lessons, steps_of_epoch
 from macnet.training.loop import Loop
@@ -85,12 +85,19 @@ class Trainer:
         """
         if plan.start is not None:
             plan.start.refuse_another(plan.system, lessons.vocabulary)
+        # What is built, and so what is recorded, follows from the data in part.
+        plan = replace(plan, model=plan.system.fitted(plan.model, lessons.fit()))
         self.plan, self.lessons = plan, lessons
+        data = lessons.to_record()
+        share = share_of(data["train"])
+        if plan.start is not None and not share == plan.start.share == 1:
+            share = None  # of two trainings, only that which had all of both is one of the paper's
         about = {
             **plan.to_record(),
+            "experiment": {"row": plan.system.find_row(plan.model), "share": share},
             "fit": lessons.fit()._asdict(),
             "vocabulary": lessons.vocabulary.to_record(),
-            "data": lessons.to_record(),
+            "data": data,
         }
         self._run = Run(folder, about)
         self._device, self._workers, self._save_every = device, workers, save_every
