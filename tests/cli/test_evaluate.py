@@ -91,6 +91,35 @@ def test_a_dataset_alone_is_for_the_network_that_comes_with_macnet(
     assert one["data"] == other["data"]
 
 
+def test_without_arguments_it_is_a_few_images_and_says_how_to_ask_all(
+    looking: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about, weights = read_checkpoint(looking / "mac.safetensors")
+    place = {"world_seed": 1, "split": "val", "count": 5000}
+    write_checkpoint(here / "s.safetensors", {**about, "data": {"val": {"place": place}}}, weights)
+    monkeypatch.setattr(model, "SHIPPED", here / "s.safetensors")
+    monkeypatch.setattr(command, "FEW_IMAGES", 2)
+    monkeypatch.setattr(command, "choose_share_of_workers", lambda _: 0)
+    evaluates("--json", "n.json")
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[0] == (
+        "the network that comes with macnet is asked questions about the first 2 images of val of "
+        "the generated world 1, on cpu; --world-images 5000 asks all that it was validated on"
+    )
+    assert "\n20 questions about 2 images\n" in captured.err
+    assert json.loads((here / "n.json").read_bytes())["data"]["place"] == {**place, "count": 2}
+    evaluates("--split", "test")  # a small set too, of another split
+    said = capsys.readouterr().err.splitlines()[0]
+    assert said.endswith("the first 2 images of test of the generated world 1, on cpu")
+
+
+def test_a_run_says_first_what_it_is_asked(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluates(small / "run")
+    said = capsys.readouterr().err.splitlines()
+    asked = f"{small}/run/best.safetensors is asked the questions of val of {small}/data, on cpu"
+    assert said[:2] == [asked, "6 questions about 3 images"]
+
+
 def test_of_a_file_of_weights(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evaluates(small / "run")
     by_folder = capsys.readouterr().out

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from macnet.errors import InputError
 
 if TYPE_CHECKING:
-    from macnet.data.dataset import Dataset
+    from macnet.data.dataset import Dataset, Subset
     from macnet.data.vocab import Vocabulary
 
 
@@ -32,6 +32,9 @@ class OnDisk:
     split: str
     images: Path | None = None
     skip_missing: bool = False
+
+    def __str__(self) -> str:
+        return f"the questions of {self.split} of {self.data}"
 
     def open(self, vocabulary: Vocabulary, means: Means) -> Dataset:
         from macnet.data.pack import pack_split
@@ -57,6 +60,12 @@ class Drawn:
     split: str
     count: int
 
+    def __str__(self) -> str:
+        return (
+            f"questions about the first {self.count:,} images of {self.split} of the generated "
+            f"world {self.world_seed}"
+        )
+
     def open(self, vocabulary: Vocabulary, means: Means) -> Dataset:
         from macnet.clevr.world import World
         from macnet.data.drawn import pack_world
@@ -79,24 +88,18 @@ def _from(place: Mapping[str, Any], dataset: Dataset) -> Dataset:
     return replace(dataset, about={**dataset.about, "place": dict(place)})
 
 
-def open_again(about: Mapping[str, Any], vocabulary: Vocabulary, means: Means) -> Dataset:
-    """The set that says this about itself."""
+def find_again(about: Mapping[str, Any]) -> tuple[OnDisk | Drawn, list[Subset]]:
+    """Where the set is that says this about itself, and which part of that it was."""
     from macnet.data.dataset import Subset
 
     try:
         place = dict(about["place"])
         rules = [Subset(**rule) for rule in about.get("subsets", ())]
-        opener: OnDisk | Drawn
         if "data" in place:
             images = None if place["images"] is None else Path(place["images"])
-            opener = OnDisk(**{**place, "data": Path(place["data"]), "images": images})
-        else:
-            opener = Drawn(**place)
+            return OnDisk(**{**place, "data": Path(place["data"]), "images": images}), rules
+        return Drawn(**place), rules
     except (TypeError, ValueError, LookupError):
         raise InputError(
             "the run does not say where what it was validated on is; give DATA"
         ) from None
-    dataset = opener.open(vocabulary, means)
-    for rule in rules:
-        dataset = dataset.subset(rule)
-    return dataset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +37,11 @@ if TYPE_CHECKING:
     import torch
 
     from macnet.data.dataset import Dataset
+    from macnet.training.data import Lessons
     from macnet.training.recipes import Recipe
+    from macnet.training.trainer import Plan
+
+MANY_WEIGHTS = 5_000_000  # of which a CPU would take days to learn anything
 
 
 # Sentences are of one line: `--help` would keep a break.
@@ -45,7 +50,7 @@ class NetworkOptions:
     """What is trained, and how: a preset, then what changes it, in this order."""
 
     preset: Annotated[str, tyro.conf.arg(metavar="NAME")] = "paper"
-    """paper, pixels, reference or reference-recurrent, which are MAC; q-type, lstm or cnn-lstm."""
+    """paper, pixels, small, reference, reference-recurrent, all MAC; q-type, lstm or cnn-lstm."""
     ablation: Annotated[str | None, tyro.conf.arg(metavar="ROW", help_behavior_hint="")] = None
     """A row of the paper's table 2 by its label, such as "w/ memory gate"."""
     recipe: Annotated[str, tyro.conf.arg(metavar="NAME")] = "paper"
@@ -133,6 +138,7 @@ def train(
         first = is_first()
         if first:
             tell(lessons)
+            _warn_slow(trainer.plan, lessons, own)
         learned = trainer.train(resume=run.resume)
     if first and not learned:
         print(f"{run.out}: this run is finished already; nothing to do")
@@ -150,6 +156,22 @@ def command(arguments: Sequence[str]) -> Callable[..., None]:
         model=chosen.model,
         recipe=chosen.recipe,
     )
+
+
+def _warn_slow(plan: Plan, lessons: Lessons, device: torch.device) -> None:
+    """Where days of a CPU are about to be spent; on stderr, for it is no result."""
+    import torch
+
+    with torch.device("meta"):  # which counts the weights, and makes none
+        weights = plan.system.build(plan.model, lessons.fit()).parameters()
+    count = sum(weight.numel() for weight in weights)
+    if device.type == "cpu" and count > MANY_WEIGHTS:
+        print(
+            f"on a CPU, a network of {count / 1e6:.0f} million weights learns from a few questions a "
+            "second; use a GPU, or --preset small, a MAC that two cores can train",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _show_best(out: Path, val: Dataset, device: torch.device, recipe: Recipe) -> None:

@@ -45,9 +45,13 @@ PIXELS = replace(PAPER, d=384, lstm="d/2", image="pixels", coordinates=True, dro
 It is smaller, told the places, and drops nothing: of a world without an end there is always more.
 """
 
+SMALL = replace(PIXELS, d=64, p=4, embedding=64, widths=(16, 32, 64), blocks=(0, 0, 0))
+"""A MAC for pictures that two CPU cores can train, as `make run` does: no residual blocks."""
+
 PRESETS: Mapping[str, MACConfig] = {
     "paper": PAPER,
     "pixels": PIXELS,
+    "small": SMALL,
     "reference": REFERENCE,
     "reference-recurrent": REFERENCE_RECURRENT,
 }
