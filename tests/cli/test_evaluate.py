@@ -19,7 +19,15 @@ from macnet.explain import model
 from macnet.models.registry import PRESETS, Fit
 from macnet.training import trainer
 from macnet.training.checkpoint import BEST, open_trained, read_checkpoint, write_checkpoint
-from small_data import COUNTS, sentence, trains, write_data, write_humans
+from small_data import (
+    COUNTS,
+    records,
+    sentence,
+    trains,
+    write_data,
+    write_humans,
+    write_questions,
+)
 
 SHOWN = ("accuracy", "95% interval", "questions")
 
@@ -156,6 +164,13 @@ def test_people_ask_in_unknown_words(small: Path, capsys: pytest.CaptureFixture[
     said = capsys.readouterr().out
     assert said.startswith(f"MAC on {small}/CLEVR-Humans-train.json\n")
     assert "before tuning" in said
+
+
+def test_a_question_without_a_known_word_is_answered(small: Path, here: Path) -> None:
+    write_questions(here / "CLEVR-Humans-val.json", "val", records("val", COUNTS["val"], "wug?"))
+    evaluates(small / "run", here, "--images", small / "data", "--json", "n.json")
+    numbers = json.loads((here / "n.json").read_bytes())
+    assert numbers["results"]["overall"]["count"] == COUNTS["val"]
 
 
 def test_bfloat16(small: Path, here: Path) -> None:

@@ -75,7 +75,7 @@ def test_the_other_systems(
 def test_a_large_network_on_a_cpu_is_warned_of(
     data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = "--preset small --size 16x16 --workers 1 --device cpu --recipe.epochs 1".split()
+    small = ["--preset=small", "--size=16x16", "--workers=1", "--device=cpu", "--recipe.epochs=1"]
     warning = (
         "on a CPU, a network of 0 million weights learns from a few questions a second; use a GPU, "
         "or --preset small, a MAC that two cores can train"

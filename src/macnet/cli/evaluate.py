@@ -46,7 +46,7 @@ class Asked:
     skip_missing: bool = False
     """Leave out questions of DATA about images that are not there."""
     world_images: Number = None
-    """Instead of DATA, so many images of the generated world; 500 without RUN, or for --attention."""
+    """Instead of DATA, so many images of the generated world; without RUN 500 if not given."""
     world_seed: int = 1
     """Another seed is another world."""
 
@@ -257,7 +257,7 @@ def _all_of(trained: Trained, place: OnDisk | Drawn) -> str:
     """How to ask all that a network was validated on, where this is the beginning of it."""
     whole = trained.about["data"]["val"].get("place")
     if isinstance(place, Drawn) and isinstance(whole, dict):
-        count = whole.get("count")
+        count = whole.get("count", 0)
         if whole == {**vars(place), "count": count} and place.count < count:
             return f"; --world-images {count} asks all that it was validated on"
     return ""

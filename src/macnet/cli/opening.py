@@ -36,7 +36,8 @@ class OnDisk:
     def __str__(self) -> str:
         return f"the questions of {self.split} of {self.data}"
 
-    def open(self, vocabulary: Vocabulary, means: Means) -> Dataset:
+    def open(self, vocabulary: Vocabulary, means: Means, *, learn: bool = False) -> Dataset:
+        """To be asked, or to learn from, which matters for unknown words."""
         from macnet.data.pack import pack_split
         from macnet.data.splits import find_split
 
@@ -46,6 +47,7 @@ class OnDisk:
             vocabulary,
             size=means.size,
             skip_missing=self.skip_missing,
+            learn=learn,
             workers=means.workers,
         )
         images = None if self.images is None else str(self.images.resolve())

@@ -167,8 +167,8 @@ def _warn_slow(plan: Plan, lessons: Lessons, device: torch.device) -> None:
     count = sum(weight.numel() for weight in weights)
     if device.type == "cpu" and count > MANY_WEIGHTS:
         print(
-            f"on a CPU, a network of {count / 1e6:.0f} million weights learns from a few questions a "
-            "second; use a GPU, or --preset small, a MAC that two cores can train",
+            f"on a CPU, a network of {count / 1e6:.0f} million weights learns from a few questions "
+            "a second; use a GPU, or --preset small, a MAC that two cores can train",
             file=sys.stderr,
             flush=True,
         )
