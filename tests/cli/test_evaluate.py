@@ -10,6 +10,8 @@ import h5py
 import numpy as np
 import pytest
 
+from macnet.clevr.generate import generate
+from macnet.clevr.world import World
 from macnet.cli import evaluate as command
 from macnet.cli import main
 from macnet.configuration import changed
@@ -116,9 +118,6 @@ def test_without_arguments_it_is_a_few_images_and_says_how_to_ask_all(
     )
     assert "\n20 questions about 2 images\n" in captured.err
     assert json.loads((here / "n.json").read_bytes())["data"]["place"] == {**place, "count": 2}
-    evaluates("--split", "test")  # a small set too, of another split
-    said = capsys.readouterr().err.splitlines()[0]
-    assert said.endswith("the first 2 images of test of the generated world 1, on cpu")
 
 
 def test_a_run_says_first_what_it_is_asked(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -307,6 +306,45 @@ def test_attention(
         assert all(abs(sum(aim.values()) - 1) < 1e-9 for aim in found["steps"][source])
     by_kind = [kind["pointed_at"]["network"]["count"] for kind in found["kinds"].values()]
     assert sum(by_kind) == visited["pointed_at"]["network"]["count"]
+
+
+# --- what is hidden --------------------------------------------------------------------------
+
+
+def test_occlusion_in_the_generated_world_and_in_the_same_on_disk(
+    looking: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "choose_share_of_workers", lambda _: 0)
+    world, counts = World(1, width=32, height=24), {"train": 0, "val": 2, "test": 0}
+    generate(here / "w", world, counts, device="cpu", workers=0)
+    found = {}
+    for name, given in (("drawn", "--world-images 2"), ("disk", "w")):
+        evaluates(looking / "mac.safetensors", *given.split(), "--occlusion", "--json", name)
+        found[name] = json.loads((here / name).read_bytes())["occlusion"]
+        out = capsys.readouterr().out
+        assert "By the most hidden object asked about" in out
+    # The network may answer otherwise: a picture is the same only in the same company.
+    assert {k: v["count"] for k, v in found["disk"].items()} == {
+        k: v["count"] for k, v in found["drawn"].items()
+    }
+    assert sum(share["count"] for share in found["disk"].values()) == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("{}/run {}/data", "{}/data/scenes/CLEVR_val_scenes.json: there is no such file, and no"),
+        ("{}/run {} --images {}/data", "{}/scenes/CLEVR_val_scenes.json: there is no such file,"),
+        ("{}/run --attention", "--occlusion is given, but --attention has no use for it"),
+    ],
+)
+def test_what_does_not_tell_what_is_hidden(
+    arguments: str, expected: str, small: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = arguments.replace("{}", str(small)).split()
+    said = sentence(capsys, "evaluate", *given, "--occlusion", "--json", "n.json")
+    assert said.startswith(expected.replace("{}", str(small)))
+    assert list(here.iterdir()) == []
 
 
 def test_the_network_that_comes_with_macnet(

@@ -60,6 +60,9 @@ def evaluate(
     attention: Annotated[
         bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")
     ] = False,
+    occlusion: Annotated[
+        bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")
+    ] = False,
     json_file: Annotated[File, tyro.conf.arg(name="json")] = None,
     predictions: File = None,
     precision: Annotated[
@@ -80,6 +83,7 @@ def evaluate(
         data: A dataset, or a questions file (.h5). If not given, what the run was validated on, or
             without RUN a part of that which takes a minute.
         attention: Measure instead, in the generated world, if it looks at what it is asked about.
+        occlusion: Measure also by how much is hidden of what is asked about; DATA must have scenes.
         json_file: A file to write all numbers to.
         predictions: A file to write the answers to, one a line, in the order of the questions.
         precision: Of products; if not given as in training, but on a CPU float32.
@@ -92,6 +96,7 @@ def evaluate(
     from macnet.data.questions import UNKNOWN
     from macnet.evaluation.accuracy import measure
     from macnet.evaluation.answering import Answering
+    from macnet.evaluation.occlusion import by_occlusion, most_hidden, show_occlusion
     from macnet.evaluation.report import show, write_predictions
     from macnet.explain.model import shipped
     from macnet.parallel import is_first, together
@@ -103,7 +108,7 @@ def evaluate(
     device, workers = choose_device(device), choose_share_of_workers(workers)
     if attention:
         given = {"predictions": predictions, "precision": precision, "cache": cache}
-        _refuse_beside_attention(data, question, **given)
+        _refuse_beside_attention(data, question, **given, occlusion=occlusion or None)
         _watch(run, question, json_file, device, workers)
         return
     with together(device) as own:
@@ -118,14 +123,15 @@ def evaluate(
         who = "the network that comes with macnet" if is_shipped else str(trained.path)
         _announce(f"{who} is asked {place}, on {device}{_all_of(trained, place)}")
         dataset = _opened(trained, place, rules, means)
-        seen = len(np.unique(dataset.rows[dataset.chosen]))
-        _announce(f"{len(dataset):,} questions about {seen:,} images")
+        seen = np.unique(dataset.questions.images[dataset.chosen]).tolist()
+        _announce(f"{len(dataset):,} questions about {len(seen):,} images")
         known = bool((dataset.answers != UNKNOWN).any())
         if not known and predictions is None:
             raise InputError(
                 f"{dataset.name}: its questions come without answers; write down the network's "
                 "with --predictions FILE"
             )
+        hidden = most_hidden(dataset, place.scenes(seen, means), own) if occlusion else None
         network = trained.network().to(own)
         with Answering(dataset, device=own, precision=precision) as answering:
             start = time.monotonic()
@@ -134,6 +140,7 @@ def evaluate(
         if not is_first():
             return
     results = measure(dataset, answers) if known else None
+    by_hidden = None if hidden is None else by_occlusion(dataset, answers, hidden)
     if predictions is not None:
         predictions.parent.mkdir(parents=True, exist_ok=True)
         write_predictions(predictions, answers, dataset.vocabulary.answers)
@@ -151,9 +158,12 @@ def evaluate(
             seconds=seconds,
             questions_per_second=len(dataset) / seconds,
             results=results and results.to_record(),
+            **({} if by_hidden is None else {"occlusion": by_hidden.to_record()}),
         )
     if results is not None:  # last, for who reads only its first lines ends all
         show(results, row=trained.system.row, what=dataset.name)
+        if by_hidden is not None:
+            show_occlusion(by_hidden)
 
 
 def _write_all(path: Path, trained: Trained, *, run: str, **numbers: object) -> None:

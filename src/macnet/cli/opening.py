@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from macnet.errors import InputError
 
 if TYPE_CHECKING:
+    from macnet.clevr.scene import Scene
     from macnet.data.dataset import Dataset, Subset
     from macnet.data.vocab import Vocabulary
 
@@ -53,6 +54,19 @@ class OnDisk:
         images = None if self.images is None else str(self.images.resolve())
         return _from({**vars(self), "data": str(self.data.resolve()), "images": images}, dataset)
 
+    def scenes(self, images: Sequence[int], means: Means) -> dict[int, Scene]:
+        """Of the images with these numbers."""
+        from macnet.clevr.release import image_name, read_scenes, scenes_file
+
+        path = scenes_file(self.data, self.split)
+        if not path.is_file():
+            raise InputError(f"{path}: there is no such file, and no other tells what is hidden")
+        found, names = read_scenes(path), {i: image_name(self.split, i) for i in images}
+        for name in names.values():
+            if name not in found:
+                raise InputError(f"{path}: it has no scene of {name}")
+        return {i: found[name] for i, name in names.items()}
+
 
 @dataclass(frozen=True)
 class Drawn:
@@ -83,6 +97,14 @@ class Drawn:
             workers=means.workers,
         )
         return _from(vars(self), dataset)
+
+    def scenes(self, images: Sequence[int], means: Means) -> dict[int, Scene]:
+        """Of the images with these numbers: they are made once more."""
+        from macnet.clevr.world import World, make_scenes
+
+        width, height = means.size
+        world = World(self.world_seed, width=width, height=height)
+        return dict(zip(images, make_scenes(world, self.split, images, means.device), strict=True))
 
 
 def _from(place: Mapping[str, Any], dataset: Dataset) -> Dataset:
