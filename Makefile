@@ -17,7 +17,7 @@ run: .venv/installed
 	$(BIN)/macnet generate out/world --train 8000 --val 500 --size 64x64 --seed 1
 	$(BIN)/macnet sheet out/world out/sheet.png
 	$(BIN)/macnet train out/world --size 64x64 --recipe fast --overrides examples/small_mac.toml \
-		--cache out/cache --out out/mac --resume
+		--cache out/cache --out out/mac --resume --preset small
 	$(BIN)/macnet train out/world --size 64x64 --recipe fast --overrides examples/small_lstm.toml \
 		--cache out/cache --out out/lstm --resume --preset lstm
 

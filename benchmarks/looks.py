@@ -21,11 +21,11 @@ from torch import Tensor
 
 from macnet.clevr.program import Facts
 from macnet.clevr.table import to_scenes
+from macnet.clevr.visits import visits
 from macnet.clevr.world import Stream, World
 from macnet.data.stream import Encoder
 from macnet.explain.model import SHIPPED
 from macnet.explain.pointing import in_parts, side_by_side, watchable
-from macnet.explain.visits import visits
 from macnet.training.checkpoint import open_trained
 from record import keep
 

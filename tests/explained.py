@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from macnet.explain.reply import Centres, Explanation, Look, Reply, Unknown
+from macnet.data.reading import Unknown
+from macnet.explain.reply import Centres, Explanation, Look, Reply
 
 QUESTION = "What color is the cube behind the tiny sphere?"
 

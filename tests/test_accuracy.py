@@ -58,6 +58,7 @@ def test_by_hand() -> None:
     assert results.lengths == {3: Share(1, 3), 4: Share(1, 2), 5: Share(1, 2), 9: Share(0, 1)}
     # Of the counts, 3 became 4 and 10 became yes.
     assert results.off_by_one == Share(1, 2)
+    assert results.count_errors == {1: 1, None: 1}
     assert results.confusions() == [
         ("yes", "no", 2),
         ("10", "yes", 1),
@@ -98,7 +99,8 @@ def test_the_record_is_json_and_holds_all_of_it() -> None:
     assert list(record["types"]) == list(TYPES)
     assert list(record["families"]) == ["1", "70", "84"]
     assert record["program_lengths"]["4"]["count"] == 2
-    assert record["counting_errors"] == {"count": 2, "off_by_one": 1, "share": 0.5}
+    errors = {"count": 2, "off_by_one": 1, "share": 0.5}
+    assert record["counting_errors"] == {**errors, "answered_less_right": {"1": 1, "no number": 1}}
     yes, no = (record["answers"].index(word) for word in ("yes", "no"))
     assert record["confusion"][yes][no] == 2
     assert sum(map(sum, record["confusion"])) == 9
@@ -177,6 +179,10 @@ def test_it_counts_as_one_would_slowly(data: st.DataObject, rows: list[Row], lef
         if abs(numbers[right] - numbers.get(answer, 99)) == 1
     ]
     assert results.off_by_one == Share(sum(near), sum(counts.values()))
+    off = Counter[int | None]()
+    for (right, answer), n in counts.items():
+        off[numbers[answer] - numbers[right] if answer in numbers else None] += n
+    assert results.count_errors == off
 
 
 @pytest.mark.parametrize(

@@ -16,12 +16,12 @@ from PIL import Image
 
 import macnet
 from macnet.clevr.pictures import read_picture, save_picture
+from macnet.data.reading import Unknown
 from macnet.data.stream import language
 from macnet.data.vocab import ANSWERS, SPECIALS, TOKENISINGS, Vocabulary
 from macnet.errors import InputError
 from macnet.explain import model as asking
 from macnet.explain.model import Model, understand
-from macnet.explain.reply import Unknown
 from macnet.training.checkpoint import BEST, open_trained
 from processes import loaded_with
 from tiny_networks import HEIGHT, WIDTH, write_network

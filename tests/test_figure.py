@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from explained import explanation, shares
+from macnet.data.reading import Unknown
 from macnet.explain.figure import (
     FIGURE,
     FRAME,
@@ -31,7 +32,6 @@ from macnet.explain.figure import (
     write_png,
 )
 from macnet.explain.overlay import shade
-from macnet.explain.reply import Unknown
 
 
 def holds(image: Image.Image, part: np.ndarray) -> bool:

@@ -21,6 +21,7 @@ from macnet.data.community import write_questions_h5, write_vocab_json
 from macnet.data.dataset import Dataset
 from macnet.data.pack import pack_split, pack_vocabulary
 from macnet.data.questions import TYPES, UNKNOWN
+from macnet.data.reading import encode_read
 from macnet.data.splits import find_split
 from macnet.data.vocab import PROGRAM_TOKENS, Vocabulary
 from macnet.errors import InputError
@@ -65,7 +66,7 @@ def test_every_number_comes_from_the_files(made: Path, tmp_path: Path, split: st
         picture = np.asarray(Image.open(file).convert("RGB"))
         assert data.images[data.rows[number]].tobytes() == picture.tobytes()
         tokens = q.tokens[number, : q.lengths[number]].tolist()
-        assert tokens == data.vocabulary.encode(str(record["question"]))
+        assert tokens == encode_read(str(record["question"]), data.vocabulary)
         assert not q.tokens[number, q.lengths[number] :].any()
         steps = [PROGRAM_TOKENS[i] for i in q.programs[number] if i]
         if split == "test":

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from explained import QUESTION, explanation
+from macnet.data.reading import Unknown
 from macnet.explain import page
 from macnet.explain.overlay import shade
 from macnet.explain.page import make_page, write_page
-from macnet.explain.reply import Explanation, Unknown
+from macnet.explain.reply import Explanation
 
 VOID = {"meta", "img", "input"}
 

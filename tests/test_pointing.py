@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from macnet.clevr.program import Facts, from_prefix
 from macnet.clevr.questions import Asker
 from macnet.clevr.scene import MAX_OBJECTS, Object, Scene, sample_scenes
+from macnet.clevr.visits import visits
 from macnet.clevr.world import Block, Stream, World
 from macnet.data.stream import language
 from macnet.data.vocab import Vocabulary
@@ -24,7 +25,6 @@ from macnet.errors import InputError
 from macnet.explain import pointing
 from macnet.explain.agreement import ANOTHER, OWN, RANDOM, measure
 from macnet.explain.pointing import Truth, Watched, nearest_places, observe, shown_at, watch
-from macnet.explain.visits import visits
 from macnet.models.encoders import PixelTrunk
 from macnet.models.mac import MACNetwork
 from macnet.models.presets import ablation

@@ -128,12 +128,28 @@ def test_the_rest_is_there_too() -> None:
     off = found.off_by_one
     assert (off.right, off.count) == (72, 108)  # of 180 numbers, 36 became "no" and 72 "3"
     assert "Of 108 wrong counts, 72 are off by one (66.67%)." in lines
+    assert cells(lines, "1") == ["1", "0", "72", "72"]
+    assert cells(lines, "no number") == ["no number", "36"]
     right, given, times = found.confusions()[0]
     assert any(re.search(rf"  {given} for {right} +{times}$", line) for line in lines)
     (first,) = (i for i, line in enumerate(lines) if line == "The weakest of 90 families")
     values = [float(line.split()[1]) for line in lines[first + 4 : first + 14]]
     assert values == sorted(values)
     assert values[0] == round(100 * min(share.value for share in found.families.values()), 2)
+
+
+def test_counts_are_off_by_so_much_and_too_low_or_too_high() -> None:
+    rows = [asked("5", "count") for _ in range(8)]
+    far = measure(dataset_of(rows), ids("4", "4", "6", "3", "2", "9", "yes", "5"))
+    lines = shown(far)
+    (first,) = (i for i, line in enumerate(lines) if line == "How far wrong counts are off")
+    assert [line.split() for line in lines[first + 4 : first + 8]] == [
+        ["1", "2", "1", "3"],
+        ["2", "1", "0", "1"],
+        ["3", "or", "more", "1", "1", "2"],
+        ["no", "number", "1"],
+    ]
+    assert "Of 7 wrong counts, 3 are off by one (42.86%)." in lines
 
 
 def test_every_family_has_an_example() -> None:

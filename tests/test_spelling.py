@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from macnet.data.spelling import distance, likely_meant
 from macnet.data.stream import language
 from macnet.data.vocab import SPECIALS, Vocabulary
-from macnet.explain.spelling import distance, likely_meant
 
 LETTERS = "abc"  # few, so that words meet
 KNOWN = Vocabulary.build(language()).words[len(SPECIALS) :]

@@ -11,6 +11,8 @@ import h5py
 import numpy as np
 import pytest
 
+from macnet.clevr.generate import generate
+from macnet.clevr.world import World
 from macnet.cli import evaluate as command
 from macnet.cli import main
 from macnet.configuration import changed
@@ -21,7 +23,15 @@ from macnet.explain import model
 from macnet.models.registry import PRESETS, Fit
 from macnet.training import trainer
 from macnet.training.checkpoint import BEST, open_trained, read_checkpoint, write_checkpoint
-from small_data import COUNTS, sentence, trains, write_data, write_humans
+from small_data import (
+    COUNTS,
+    records,
+    sentence,
+    trains,
+    write_data,
+    write_humans,
+    write_questions,
+)
 
 SHOWN = ("accuracy", "95% interval", "questions")
 
@@ -93,6 +103,32 @@ def test_a_dataset_alone_is_for_the_network_that_comes_with_macnet(
     one, other = (json.loads((here / name).read_text()) for name in ("one", "other"))
     assert one["results"] == other["results"]
     assert one["data"] == other["data"]
+
+
+def test_without_arguments_it_is_a_few_images_and_says_how_to_ask_all(
+    looking: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about, weights = read_checkpoint(looking / "mac.safetensors")
+    place = {"world_seed": 1, "split": "val", "count": 5000}
+    write_checkpoint(here / "s.safetensors", {**about, "data": {"val": {"place": place}}}, weights)
+    monkeypatch.setattr(model, "SHIPPED", here / "s.safetensors")
+    monkeypatch.setattr(command, "FEW_IMAGES", 2)
+    monkeypatch.setattr(command, "choose_share_of_workers", lambda _: 0)
+    evaluates("--json", "n.json")
+    captured = capsys.readouterr()
+    assert captured.err.splitlines()[0] == (
+        "the network that comes with macnet is asked questions about the first 2 images of val of "
+        "the generated world 1, on cpu; --world-images 5000 asks all that it was validated on"
+    )
+    assert "\n20 questions about 2 images\n" in captured.err
+    assert json.loads((here / "n.json").read_bytes())["data"]["place"] == {**place, "count": 2}
+
+
+def test_a_run_says_first_what_it_is_asked(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluates(small / "run")
+    said = capsys.readouterr().err.splitlines()
+    asked = f"{small}/run/best.safetensors is asked the questions of val of {small}/data, on cpu"
+    assert said[:2] == [asked, "6 questions about 3 images"]
 
 
 def test_of_a_file_of_weights(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,6 +205,13 @@ def test_of_people_the_paper_has_two_numbers(
     assert main([*tuned, "part", "--subset-questions", "0.5", *size.split()]) == 0
     assert open_trained(here / "part").share is None
     assert NO_NUMBER in capsys.readouterr().out
+
+
+def test_a_question_without_a_known_word_is_answered(small: Path, here: Path) -> None:
+    write_questions(here / "CLEVR-Humans-val.json", "val", records("val", COUNTS["val"], "wug?"))
+    evaluates(small / "run", here, "--images", small / "data", "--json", "n.json")
+    numbers = json.loads((here / "n.json").read_bytes())
+    assert numbers["results"]["overall"]["count"] == COUNTS["val"]
 
 
 def test_bfloat16(small: Path, here: Path) -> None:
@@ -305,6 +348,45 @@ def test_attention(
         assert all(abs(sum(aim.values()) - 1) < 1e-9 for aim in found["steps"][source])
     by_kind = [kind["pointed_at"]["network"]["count"] for kind in found["kinds"].values()]
     assert sum(by_kind) == visited["pointed_at"]["network"]["count"]
+
+
+# --- what is hidden --------------------------------------------------------------------------
+
+
+def test_occlusion_in_the_generated_world_and_in_the_same_on_disk(
+    looking: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "choose_share_of_workers", lambda _: 0)
+    world, counts = World(1, width=32, height=24), {"train": 0, "val": 2, "test": 0}
+    generate(here / "w", world, counts, device="cpu", workers=0)
+    found = {}
+    for name, given in (("drawn", "--world-images 2"), ("disk", "w")):
+        evaluates(looking / "mac.safetensors", *given.split(), "--occlusion", "--json", name)
+        found[name] = json.loads((here / name).read_bytes())["occlusion"]
+        out = capsys.readouterr().out
+        assert "By the most hidden object asked about" in out
+    # The network may answer otherwise: a picture is the same only in the same company.
+    assert {k: v["count"] for k, v in found["disk"].items()} == {
+        k: v["count"] for k, v in found["drawn"].items()
+    }
+    assert sum(share["count"] for share in found["disk"].values()) == 20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("{}/run {}/data", "{}/data/scenes/CLEVR_val_scenes.json: there is no such file, and no"),
+        ("{}/run {} --images {}/data", "{}/scenes/CLEVR_val_scenes.json: there is no such file,"),
+        ("{}/run --attention", "--occlusion is given, but --attention has no use for it"),
+    ],
+)
+def test_what_does_not_tell_what_is_hidden(
+    arguments: str, expected: str, small: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = arguments.replace("{}", str(small)).split()
+    said = sentence(capsys, "evaluate", *given, "--occlusion", "--json", "n.json")
+    assert said.startswith(expected.replace("{}", str(small)))
+    assert list(here.iterdir()) == []
 
 
 def test_the_network_that_comes_with_macnet(

@@ -84,6 +84,22 @@ def test_the_other_systems(
     assert capsys.readouterr().out.startswith(f"{row} on {data}")
 
 
+def test_a_large_network_on_a_cpu_is_warned_of(
+    data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = ["--preset=small", "--size=16x16", "--workers=1", "--device=cpu", "--recipe.epochs=1"]
+    warning = (
+        "On a CPU, a network of 0 million weights learns from a few questions a second; use a GPU, "
+        "or --preset small, a MAC that two cores can train."
+    )
+    for most, count in ((command.MANY_WEIGHTS, 0), (100_000, 1)):
+        monkeypatch.setattr(command, "MANY_WEIGHTS", most)
+        assert main(["train", str(data), "--out", str(most), *small]) == 0
+        said = capsys.readouterr().err.splitlines()
+        assert said[:1].count(warning) == count, said
+    assert command.MANY_WEIGHTS < 9_293_560  # the weights of `pixels`
+
+
 def test_a_finished_run_has_nothing_to_do(
     made: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

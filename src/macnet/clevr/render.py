@@ -126,6 +126,37 @@ def all_visible(
     return enough
 
 
+@torch.no_grad()
+def hidden_shares(
+    scenes: Sequence[Scene] | np.ndarray,
+    width: int = 480,
+    height: int = 320,
+    device: torch.device | str = "cpu",
+) -> np.ndarray:
+    """(s, 10): how much of each object others hide, of the pixels that it would show alone.
+
+    What lies outside the picture is not hidden. Not a number where there is no object, or none of
+    it in the picture.
+    """
+    shares = []
+    rays = 2 * width * height
+    for part in _in_parts(tabulate(scenes), rays, torch.device(device)):
+        bodies, cameras = _pack(part, torch.device(device))
+        pixel, body = screen_pairs(bodies, cameras, width, height)
+        middles = _middles(len(part), width, height, bodies.scene.device)
+        t = _enter(bodies, cameras, middles, pixel, body)
+        _, seen = nearest(t, pixel, len(middles.x))
+        alone, visible = (
+            torch.bincount(body[pairs], minlength=len(bodies.scene)).double()
+            for pairs in (t < torch.inf, seen)
+        )
+        of_part = np.full((len(part), MAX_OBJECTS), np.nan)
+        where = bodies.scene.cpu().numpy(), bodies.slot.cpu().numpy()
+        of_part[where] = (1 - visible / alone).cpu().numpy()
+        shares.append(of_part)
+    return np.concatenate(shares)
+
+
 def _in_parts(scenes: np.ndarray, rays: int, device: torch.device) -> Iterator[np.ndarray]:
     at_once = max(1, RAYS_AT_ONCE[device.type] // rays)
     for i in range(0, len(scenes), at_once):

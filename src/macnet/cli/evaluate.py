@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from macnet.cli.opening import Drawn, Means, OnDisk, open_again
+from macnet.cli.opening import Drawn, Means, OnDisk, find_again
 from macnet.cli.options import (
     PLAIN,
     Device,
@@ -26,10 +28,11 @@ from macnet.cli.options import (
 from macnet.errors import InputError
 
 if TYPE_CHECKING:
-    from macnet.data.dataset import Dataset
+    from macnet.data.dataset import Dataset, Subset
     from macnet.training.checkpoint import Trained
 
 WATCHED_IMAGES = 500  # which a CPU watches in a few minutes, for intervals of about a percent
+FEW_IMAGES = 500  # which two cores draw and ask about in a minute
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Asked:
     skip_missing: bool = False
     """Leave out questions of DATA about images that are not there."""
     world_images: Number = None
-    """Instead of DATA, so many images of the generated world; for --attention 500 if not given."""
+    """Instead of DATA, so many images of the generated world; without RUN 500 if not given."""
     world_seed: int = 1
     """Another seed is another world."""
 
@@ -55,6 +58,9 @@ def evaluate(
     *,
     question: Annotated[Asked, *PLAIN],
     attention: Annotated[
+        bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")
+    ] = False,
+    occlusion: Annotated[
         bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")
     ] = False,
     json_file: Annotated[File, tyro.conf.arg(name="json")] = None,
@@ -74,8 +80,10 @@ def evaluate(
 
     Args:
         run: Folder of a run, or its best.safetensors; what comes with macnet if not given.
-        data: A dataset, or a questions file (.h5). If not given, what the run was validated on.
+        data: A dataset, or a questions file (.h5). If not given, what the run was validated on, or
+            without RUN a part of that which takes a minute.
         attention: Measure instead, in the generated world, if it looks at what it is asked about.
+        occlusion: Measure also by how much is hidden of what is asked about; DATA must have scenes.
         json_file: A file to write all numbers to.
         predictions: A file to write the answers to, one a line, in the order of the questions.
         precision: Of products; if not given as in training, but on a CPU float32.
@@ -83,9 +91,12 @@ def evaluate(
         device: Where the network runs; auto takes a GPU if there is one.
         workers: Processes that decode images; as many as there are cores if not given.
     """
+    import numpy as np
+
     from macnet.data.questions import UNKNOWN
     from macnet.evaluation.accuracy import measure
     from macnet.evaluation.answering import Answering
+    from macnet.evaluation.occlusion import by_occlusion, most_hidden, show_occlusion
     from macnet.evaluation.paper import find_published
     from macnet.evaluation.report import show, write_predictions
     from macnet.explain.model import shipped
@@ -94,11 +105,11 @@ def evaluate(
 
     if run is not None and data is None and (run / "questions").is_dir():
         run, data = None, run  # a dataset alone is for the network that comes with macnet
-    run = run or shipped()
+    is_shipped, run = run is None, run or shipped()
     device, workers = choose_device(device), choose_share_of_workers(workers)
     if attention:
         given = {"predictions": predictions, "precision": precision, "cache": cache}
-        _refuse_beside_attention(data, question, **given)
+        _refuse_beside_attention(data, question, **given, occlusion=occlusion or None)
         _watch(run, question, json_file, device, workers)
         return
     with together(device) as own:
@@ -109,13 +120,19 @@ def evaluate(
             precision = "bfloat16" if low and device != "cpu" else "float32"
         size = trained.fit.width, trained.fit.height
         means = Means(choose_cache(cache), size, str(own), workers)
-        dataset = _opened(trained, data, question, means)
+        place, rules = _place(trained, data, question, is_shipped=is_shipped)
+        who = "the network that comes with macnet" if is_shipped else str(trained.path)
+        _announce(f"{who} is asked {place}, on {device}{_all_of(trained, place)}")
+        dataset = _opened(trained, place, rules, means)
+        seen = np.unique(dataset.questions.images[dataset.chosen]).tolist()
+        _announce(f"{len(dataset):,} questions about {len(seen):,} images")
         known = bool((dataset.answers != UNKNOWN).any())
         if not known and predictions is None:
             raise InputError(
                 f"{dataset.name}: its questions come without answers; write down the network's "
                 "with --predictions FILE"
             )
+        hidden = most_hidden(dataset, place.scenes(seen, means), own) if occlusion else None
         network = trained.network().to(own)
         with Answering(dataset, device=own, precision=precision) as answering:
             start = time.monotonic()
@@ -124,6 +141,7 @@ def evaluate(
         if not is_first():
             return
     results = measure(dataset, answers) if known else None
+    by_hidden = None if hidden is None else by_occlusion(dataset, answers, hidden)
     if predictions is not None:
         predictions.parent.mkdir(parents=True, exist_ok=True)
         write_predictions(predictions, answers, dataset.vocabulary.answers)
@@ -141,10 +159,13 @@ def evaluate(
             seconds=seconds,
             questions_per_second=len(dataset) / seconds,
             results=results and results.to_record(),
+            **({} if by_hidden is None else {"occlusion": by_hidden.to_record()}),
         )
     if results is not None:  # last, for who reads only its first lines ends all
         paper = find_published(trained.row, trained.share)
         show(results, row=trained.system.row, what=dataset.name, paper=paper)
+        if by_hidden is not None:
+            show_occlusion(by_hidden)
 
 
 def _write_all(path: Path, trained: Trained, *, run: str, **numbers: object) -> None:
@@ -212,26 +233,56 @@ def _watch(run: Path, asked: Asked, json_file: Path | None, device: str, workers
     show(found, row=trained.system.row, what=what)
 
 
-def _opened(trained: Trained, data: Path | None, asked: Asked, means: Means) -> Dataset:
-    """In the words of the network, and as it looks at images."""
+def _place(
+    trained: Trained, data: Path | None, asked: Asked, *, is_shipped: bool
+) -> tuple[OnDisk | Drawn, list[Subset]]:
+    """Where the questions are, and which part of them is asked."""
     from macnet.data.splits import find_split
 
-    words, about = trained.vocabulary, trained.about["data"]["val"]
+    about, images = trained.about["data"]["val"], asked.world_images
+    if images is None and is_shipped:
+        images = FEW_IMAGES
     if data is not None:
         of_data = ("split", "images", "skip_missing")
         refuse_given(asked, f"{data} is what to evaluate on", but=of_data)
         found = find_split(data, asked.split, asked.images).images
         _refuse_blind(trained, pixels=not found.is_file(), where=str(found))
-        dataset = OnDisk(data, asked.split, asked.images, asked.skip_missing).open(words, means)
-    elif asked.world_images is not None:
+        return OnDisk(data, asked.split, asked.images, asked.skip_missing), []
+    if images is not None:
         refuse_given(asked, "there is no DATA", but=("split", "world_images", "world_seed"))
         _refuse_blind(trained, pixels=True, where="the generated world")
-        dataset = Drawn(asked.world_seed, asked.split, asked.world_images).open(words, means)
-    elif "place" in about:
+        return Drawn(asked.world_seed, asked.split, images), []
+    if "place" in about:
         refuse_given(asked, "there is neither DATA nor --world-images")
-        dataset = open_again(about, words, means)
-    else:
-        raise InputError(f"{trained.path}: it does not tell what it was validated on; give DATA")
+        return find_again(about)
+    raise InputError(f"{trained.path}: it does not tell what it was validated on; give DATA")
+
+
+def _announce(line: str) -> None:
+    """What is to be done, before minutes are spent on it; on stderr, for it is no result."""
+    from macnet.parallel import is_first
+
+    if is_first():
+        print(line, file=sys.stderr, flush=True)
+
+
+def _all_of(trained: Trained, place: OnDisk | Drawn) -> str:
+    """How to ask all that a network was validated on, where this is the beginning of it."""
+    whole = trained.about["data"]["val"].get("place")
+    if isinstance(place, Drawn) and isinstance(whole, dict):
+        count = whole.get("count", 0)
+        if whole == {**vars(place), "count": count} and place.count < count:
+            return f"; --world-images {count} asks all that it was validated on"
+    return ""
+
+
+def _opened(
+    trained: Trained, place: OnDisk | Drawn, rules: Sequence[Subset], means: Means
+) -> Dataset:
+    """In the words of the network, and as it looks at images."""
+    dataset = place.open(trained.vocabulary, means)
+    for rule in rules:
+        dataset = dataset.subset(rule)
     fit, shape = trained.fit, dataset.images.shape[1:]
     if shape != (fit.height, fit.width, fit.channels):
         raise InputError(

@@ -136,6 +136,7 @@ def _from_world(options: WorldOptions, start: Trained | None, means: Means) -> L
 
 
 def _from_data(where: Path, options: DataOptions, start: Trained | None, means: Means) -> Lessons:
+    from macnet.data.pack import holds_unk
     from macnet.data.splits import find_questions
     from macnet.training.data import Lessons
 
@@ -149,16 +150,22 @@ def _from_data(where: Path, options: DataOptions, start: Trained | None, means: 
         )
     words = _words(where, options, start, means.cache)
 
-    def opened(data: Path, split: str, images: Path | None) -> Dataset:
-        return OnDisk(data, split, images, options.skip_missing).open(words, means)
+    def learned_from(data: Path) -> Dataset:
+        place = OnDisk(data, options.split, options.images, options.skip_missing)
+        return place.open(words, means, learn=True)
 
-    val_split = options.val_split or options.split.replace("train", "val")
-    train = opened(where, options.split, options.images)
-    val = opened(options.val or where, val_split, options.val_images or options.images)
-    if options.mix is None:
-        return Lessons(train, val)
-    old = opened(options.mix, options.split, options.images)
-    return Lessons(train, val, old, options.mix_share)
+    learned = [learned_from(data) for data in (where, options.mix) if data is not None]
+    # Known now: whether <UNK> is among what is learned, and means something where it is asked.
+    if any(holds_unk(dataset.questions.tokens) for dataset in learned):
+        words = replace(words, unk_learned=True)
+    train, *old = (replace(dataset, vocabulary=words) for dataset in learned)
+    val = OnDisk(
+        options.val or where,
+        options.val_split or options.split.replace("train", "val"),
+        options.val_images or options.images,
+        options.skip_missing,
+    ).open(words, means)
+    return Lessons(train, val, old[0], options.mix_share) if old else Lessons(train, val)
 
 
 def _words(where: Path, options: DataOptions, start: Trained | None, cache: Path) -> Vocabulary:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from macnet.errors import InputError
 
 if TYPE_CHECKING:
-    from macnet.data.dataset import Dataset
+    from macnet.clevr.scene import Scene
+    from macnet.data.dataset import Dataset, Subset
     from macnet.data.vocab import Vocabulary
 
 
@@ -33,7 +34,11 @@ class OnDisk:
     images: Path | None = None
     skip_missing: bool = False
 
-    def open(self, vocabulary: Vocabulary, means: Means) -> Dataset:
+    def __str__(self) -> str:
+        return f"the questions of {self.split} of {self.data}"
+
+    def open(self, vocabulary: Vocabulary, means: Means, *, learn: bool = False) -> Dataset:
+        """To be asked, or to learn from, which matters for unknown words."""
         from macnet.data.pack import pack_split
         from macnet.data.splits import find_split
 
@@ -43,10 +48,24 @@ class OnDisk:
             vocabulary,
             size=means.size,
             skip_missing=self.skip_missing,
+            learn=learn,
             workers=means.workers,
         )
         images = None if self.images is None else str(self.images.resolve())
         return _from({**vars(self), "data": str(self.data.resolve()), "images": images}, dataset)
+
+    def scenes(self, images: Sequence[int], means: Means) -> dict[int, Scene]:
+        """Of the images with these numbers."""
+        from macnet.clevr.release import image_name, read_scenes, scenes_file
+
+        path = scenes_file(self.data, self.split)
+        if not path.is_file():
+            raise InputError(f"{path}: there is no such file, and no other tells what is hidden")
+        found, names = read_scenes(path), {i: image_name(self.split, i) for i in images}
+        for name in names.values():
+            if name not in found:
+                raise InputError(f"{path}: it has no scene of {name}")
+        return {i: found[name] for i, name in names.items()}
 
 
 @dataclass(frozen=True)
@@ -56,6 +75,12 @@ class Drawn:
     world_seed: int
     split: str
     count: int
+
+    def __str__(self) -> str:
+        return (
+            f"questions about the first {self.count:,} images of {self.split} of the generated "
+            f"world {self.world_seed}"
+        )
 
     def open(self, vocabulary: Vocabulary, means: Means) -> Dataset:
         from macnet.clevr.world import World
@@ -73,30 +98,32 @@ class Drawn:
         )
         return _from(vars(self), dataset)
 
+    def scenes(self, images: Sequence[int], means: Means) -> dict[int, Scene]:
+        """Of the images with these numbers: they are made once more."""
+        from macnet.clevr.world import World, make_scenes
+
+        width, height = means.size
+        world = World(self.world_seed, width=width, height=height)
+        return dict(zip(images, make_scenes(world, self.split, images, means.device), strict=True))
+
 
 def _from(place: Mapping[str, Any], dataset: Dataset) -> Dataset:
     """It says where it is from: with that and a vocabulary, anyone can open it again."""
     return replace(dataset, about={**dataset.about, "place": dict(place)})
 
 
-def open_again(about: Mapping[str, Any], vocabulary: Vocabulary, means: Means) -> Dataset:
-    """The set that says this about itself."""
+def find_again(about: Mapping[str, Any]) -> tuple[OnDisk | Drawn, list[Subset]]:
+    """Where the set is that says this about itself, and which part of that it was."""
     from macnet.data.dataset import Subset
 
     try:
         place = dict(about["place"])
         rules = [Subset(**rule) for rule in about.get("subsets", ())]
-        opener: OnDisk | Drawn
         if "data" in place:
             images = None if place["images"] is None else Path(place["images"])
-            opener = OnDisk(**{**place, "data": Path(place["data"]), "images": images})
-        else:
-            opener = Drawn(**place)
+            return OnDisk(**{**place, "data": Path(place["data"]), "images": images}), rules
+        return Drawn(**place), rules
     except (TypeError, ValueError, LookupError):
         raise InputError(
             "the run does not say where what it was validated on is; give DATA"
         ) from None
-    dataset = opener.open(vocabulary, means)
-    for rule in rules:
-        dataset = dataset.subset(rule)
-    return dataset

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from macnet.training.recipes import Recipe
     from macnet.training.trainer import Trainer
 
+MANY_WEIGHTS = 5_000_000  # of which a CPU would take days to learn anything
+
 
 # Sentences are of one line: `--help` would keep a break.
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class NetworkOptions:
     """What is trained, and how: a preset, then what changes it, in this order."""
 
     preset: Annotated[str, tyro.conf.arg(metavar="NAME")] = "paper"
-    """paper, pixels, reference or reference-recurrent, which are MAC; q-type, lstm or cnn-lstm."""
+    """paper, pixels, small, reference, reference-recurrent, all MAC; q-type, lstm or cnn-lstm."""
     ablation: Annotated[str | None, tyro.conf.arg(metavar="ROW", help_behavior_hint="")] = None
     """A row of the paper's table 2 by its label, such as "w/ memory gate"."""
     recipe: Annotated[str, tyro.conf.arg(metavar="NAME")] = "paper"
@@ -133,7 +136,7 @@ def train(
         )
         first = is_first()
         if first:
-            _tell_network(trainer, network.recipe)
+            _tell_network(trainer, network.recipe, own)
             tell(lessons)
         learned = trainer.train(resume=run.resume)
     if first and not learned:
@@ -154,8 +157,11 @@ def command(arguments: Sequence[str]) -> Callable[..., None]:
     )
 
 
-def _tell_network(trainer: Trainer, recipe: str) -> None:
-    """Print what is trained, as it will be built, and how; the first line of a run."""
+def _tell_network(trainer: Trainer, recipe: str, device: torch.device) -> None:
+    """Print what is trained, as it will be built, and how; the first line of a run.
+
+    A warning follows where days of a CPU are about to be spent.
+    """
     import torch
 
     from macnet.clevr.world import World
@@ -189,6 +195,13 @@ def _tell_network(trainer: Trainer, recipe: str) -> None:
             "The paper's MAC learns from ResNet-101 features of CLEVR's pictures, not from pixels; "
             "for its experiment make them with `macnet extract`, of train and of val, and give "
             "them as --images and --val-images.",
+            flush=True,
+        )
+    if device.type == "cpu" and size > MANY_WEIGHTS:  # on stderr, for it is no result
+        print(
+            f"On a CPU, a network of {size / 1e6:.0f} million weights learns from a few questions "
+            "a second; use a GPU, or --preset small, a MAC that two cores can train.",
+            file=sys.stderr,
             flush=True,
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from macnet.data.dataset import Dataset, rows_of
 from macnet.data.features import largest_of, open_features
 from macnet.data.packed import Pack, create_array, fingerprint, pack, save_array, write_rows
 from macnet.data.questions import UNKNOWN, Questions, Row, collect, program_ids
+from macnet.data.reading import encode_read, reread
 from macnet.data.splits import (
     Split,
     find_questions,
@@ -29,13 +31,14 @@ from macnet.data.splits import (
     refuse_missing,
     training_split,
 )
-from macnet.data.vocab import MAX_WORDS, SPECIALS, Tally, Vocabulary
+from macnet.data.vocab import MAX_WORDS, SPECIALS, UNK, Tally, Vocabulary
 from macnet.errors import InputError
 from macnet.progress import progress
 from macnet.workers import pool
 
 AT_ONCE = 50  # pictures in a task of a worker, rows of features in a read
 FEW = 400  # pictures are decoded in the time a worker takes to start
+READING = 1  # raise it when `data.reading` reads the same questions otherwise
 
 
 def pack_split(
@@ -45,15 +48,18 @@ def pack_split(
     *,
     size: tuple[int, int],
     skip_missing: bool = False,
+    learn: bool = False,
     workers: int = 0,
 ) -> Dataset:
-    """A split as arrays. What was packed before is opened, in less than a second.
+    """A split as arrays, to be asked or to `learn` from, which matters for its unknown words.
+
+    What was packed before is opened, in less than a second.
 
     Pictures are brought to a size, (width, height); features are taken as they are. Questions
     about images that are not there are refused, or left out where `skip_missing` allows it.
     """
     refuse_huge(*size)
-    questions = pack_questions(split, vocabulary, cache)
+    questions = pack_questions(split, vocabulary, cache, learn=learn)
     columns = Questions(**questions.arrays)
     # What is missing is said before hours are spent on what is there.
     if split.images.is_file():
@@ -192,29 +198,50 @@ def pack_vocabulary(
     return Vocabulary.from_record(found.about, str(found.folder))
 
 
-def pack_questions(split: Split, vocabulary: Vocabulary, cache: Path) -> Pack:
-    """The columns of `Questions`, in the words of a vocabulary."""
+def pack_questions(split: Split, vocabulary: Vocabulary, cache: Path, *, learn: bool) -> Pack:
+    """The columns of `Questions`, in the words of a vocabulary: to learn from, or to be asked.
 
-    def make(out: Path) -> Mapping[str, Any]:
-        columns, about = _read(split, vocabulary)
-        for name, column in vars(columns).items():
-            save_array(out / f"{name}.npy", column)
-        return about
-
+    These are two packs only where there are unknown words.
+    """
     recipe = {"vocabulary": vocabulary.to_record(), "source": fingerprint([split.questions])}
-    return pack(cache, "questions", recipe, make)
+
+    def packed(learn: bool) -> Pack:
+        def make(out: Path) -> Mapping[str, Any]:
+            columns, about = _read(split, vocabulary, learn=learn)
+            for name, column in vars(columns).items():
+                save_array(out / f"{name}.npy", column)
+            return about
+
+        rule = {} if learn else {"unknown words": READING}
+        return pack(cache, "questions", {**recipe, **rule}, make)
+
+    found = packed(True)
+    return found if learn or not holds_unk(found.arrays["tokens"]) else packed(False)
 
 
-def _read(split: Split, vocabulary: Vocabulary) -> tuple[Questions, dict[str, str]]:
+def holds_unk(tokens: np.ndarray) -> bool:
+    return bool((tokens == UNK).any())
+
+
+def _read(split: Split, vocabulary: Vocabulary, *, learn: bool) -> tuple[Questions, dict[str, str]]:
     """The columns, and what there is to say of their words and of whose they are."""
     if split.kind == "community":
         columns = read_questions_h5(split.questions, vocabulary)
         words = f"{len(columns):,} questions came as numbers, all in the vocabulary"
-        return columns, {"words": words, "origin": "unknown"}
+        about = {"words": words, "origin": "unknown"}
+        return columns if learn else _reread(columns, vocabulary), about
     tally = Tally()
     questions, is_generated = read_question_file(split.questions, kind=split.kind)
-    columns = collect(_rows(questions, vocabulary, tally, split))
+    columns = collect(_rows(questions, vocabulary, tally, split, learn))
     return columns, {"words": str(tally), "origin": _origin(split, is_generated)}
+
+
+def _reread(columns: Questions, vocabulary: Vocabulary) -> Questions:
+    """What a network reads of questions whose texts are lost."""
+    pairs = zip(columns.tokens.tolist(), columns.lengths.tolist(), strict=True)
+    rows = (Row(reread(row[:length], vocabulary), UNKNOWN, b"", 0) for row, length in pairs)
+    read = collect(rows)
+    return replace(columns, tokens=read.tokens, lengths=read.lengths)
 
 
 def _origin(split: Split, is_generated: bool) -> str:
@@ -226,7 +253,7 @@ def _origin(split: Split, is_generated: bool) -> str:
 
 
 def _rows(
-    questions: Iterable[Question], vocabulary: Vocabulary, tally: Tally, split: Split
+    questions: Iterable[Question], vocabulary: Vocabulary, tally: Tally, split: Split, learn: bool
 ) -> Iterator[Row]:
     where, name = split.questions, f"CLEVR_{split.name}_"
     answers: dict[str | None, int] = {word: i for i, word in enumerate(vocabulary.answers)}
@@ -237,6 +264,8 @@ def _rows(
             raise InputError(
                 f"{where}: question {number} has {len(tokens):,} words; {MAX_WORDS} is the most"
             )
+        if UNK in tokens and not learn:
+            tokens = encode_read(question.question, vocabulary)
         if not question.image_filename.startswith(name):
             raise InputError(
                 f"{where}: question {number} is about {question.image_filename}, which is not of "

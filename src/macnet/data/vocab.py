@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
@@ -113,6 +113,8 @@ class Vocabulary:
     """One of `TOKENISINGS`."""
     answers: tuple[str, ...] = ANSWERS
     """By id."""
+    unk_learned: bool = False
+    """Whether <UNK> was met in training, and so means something."""
 
     def __post_init__(self) -> None:
         if self.tokenising not in TOKENISINGS:
@@ -147,7 +149,7 @@ class Vocabulary:
         for text in texts:
             counts.update(tokenise(text))
         new = {word for word, count in counts.items() if count >= at_least} - set(self.words)
-        return type(self)((*self.words, *sorted(new)), self.tokenising, self.answers)
+        return replace(self, words=(*self.words, *sorted(new)))
 
     @cached_property
     def ids(self) -> Mapping[str, int]:
@@ -156,6 +158,8 @@ class Vocabulary:
 
     def encode(self, text: str, tally: Tally | None = None) -> list[int]:
         """The ids of a text's words, UNK for an unknown one; a tally takes note of those.
+
+        So are questions encoded that are learned from; others as `reading.encode_read` does.
 
         A text without any word is one UNK: attention over nothing but padding would be no number.
         """
@@ -171,11 +175,13 @@ class Vocabulary:
 
     def to_record(self) -> dict[str, Any]:
         """For JSON, and for the checkpoint of a network that has learned these words."""
-        return {
+        record = {
             "tokenising": self.tokenising,
             "words": list(self.words),
             "answers": list(self.answers),
         }
+        # Only where it is so: packs and runs are recognised by these records.
+        return {**record, "unk_learned": True} if self.unk_learned else record
 
     @classmethod
     def from_record(cls, record: Any, where: str = "the vocabulary") -> Self:
@@ -187,7 +193,8 @@ class Vocabulary:
                 raise InputError(f'{where}: "{name}" must be a list of strings')
         try:
             words, answers = tuple(record["words"]), tuple(record["answers"])
-            found = cls(words, str(record.get("tokenising")), answers)
+            unk_learned = record.get("unk_learned") is True
+            found = cls(words, str(record.get("tokenising")), answers, unk_learned)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
         lacking = [answer for answer in ANSWERS if answer not in answers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -73,9 +74,22 @@ class Results:
     """By the number of steps in a question's program."""
     confusion: np.ndarray
     """(answers, answers) int64: how often the first, which is right, was answered by the second."""
-    off_by_one: Share
-    """Of the wrong answers where a number is right, which is so of all Count questions and of no
-    others: those that are the number before or after."""
+
+    @property
+    def count_errors(self) -> dict[int | None, int]:
+        """Of the wrong answers where a number is right, which is so of all Count questions and of
+        no others, how many are off by how far: below 0 too low, None no number at all."""
+        times = Counter[int | None]()
+        for right, given, count in self.confusions():
+            if right.isdecimal():
+                times[int(given) - int(right) if given.isdecimal() else None] += count
+        return dict(times)
+
+    @property
+    def off_by_one(self) -> Share:
+        """Of all of those, the numbers just before and after the right one."""
+        errors = self.count_errors
+        return Share(errors.get(-1, 0) + errors.get(1, 0), sum(errors.values()))
 
     def accuracies(self) -> dict[str, float]:
         """Overall and of each column that has questions: what is followed while a network learns"""
@@ -110,6 +124,12 @@ class Results:
                 "count": self.off_by_one.count,
                 "off_by_one": self.off_by_one.right,
                 "share": self.off_by_one.to_record()["accuracy"],
+                "answered_less_right": {
+                    "no number" if off is None else str(off): times
+                    for off, times in sorted(
+                        self.count_errors.items(), key=lambda item: (item[0] is None, item[0])
+                    )
+                },
             },
             "answers": list(self.answers),
             "confusion": self.confusion.tolist(),
@@ -142,7 +162,6 @@ def measure(dataset: Dataset, predictions: np.ndarray) -> Results:
         families=_that_occur(_shares(questions.families[known], right)),
         lengths=_that_occur(_shares(np.where(steps == 0, UNKNOWN, steps), right)),
         confusion=np.bincount(truth * size + given, minlength=size**2).reshape(size, size),
-        off_by_one=_off_by_one(answers, truth, given),
     )
 
 
@@ -156,10 +175,3 @@ def _shares(kinds: np.ndarray, right: np.ndarray, at_least: int = 0) -> list[Sha
 
 def _that_occur(shares: Sequence[Share]) -> dict[int, Share]:
     return {kind: share for kind, share in enumerate(shares) if share.count}
-
-
-def _off_by_one(answers: Sequence[str], truth: np.ndarray, given: np.ndarray) -> Share:
-    numbers = np.array([int(word) if word.isdecimal() else math.nan for word in answers])
-    off = np.abs(numbers[truth] - numbers[given])  # nan where one is no number
-    wrong = ~np.isnan(numbers[truth]) & (truth != given)
-    return Share(int((off == 1).sum()), int(wrong.sum()))

@@ -69,6 +69,7 @@ def show(
     if beside:
         console.print(Columns(beside, padding=(0, 3)))
     if results.off_by_one.count:
+        console.print(_by_distance(results))
         console.print(Text(_counting(results.off_by_one) + "\n"), soft_wrap=True)
     if results.families:
         console.print(_weakest_families(results))
@@ -136,6 +137,20 @@ def _errors(results: Results) -> Table:
 def _counting(off_by_one: Share) -> str:
     right, count = off_by_one.right, off_by_one.count
     return f"Of {count:,} wrong counts, {right:,} are off by one ({_percent(off_by_one)}%)."
+
+
+def _by_distance(results: Results) -> Table:
+    """Too low and too high apart: what is hidden makes a count too low."""
+    errors = results.count_errors
+    table = start_table("How far wrong counts are off", "off by", "too low", "too high", "times")
+    for far, name in ((1, "1"), (2, "2"), (3, "3 or more")):
+        times = [(off, n) for off, n in errors.items() if off and min(abs(off), 3) == far]
+        low, high = (sum(n for off, n in times if (off < 0) is below) for below in (True, False))
+        if times:
+            table.add_row(name, f"{low:,}", f"{high:,}", f"{low + high:,}")
+    if None in errors:
+        table.add_row("no number", "", "", f"{errors[None]:,}")
+    return table
 
 
 def _weakest_families(results: Results) -> Table:

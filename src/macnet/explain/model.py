@@ -4,16 +4,12 @@
     model.ask("scene.png", "What color is the cube?").answer
     model.explain("scene.png", "What color is the cube?").looks
 
-A word that the network has never read is named in the reply. If it looks like a slip of the pen
-for one that it has read, it is read as that one; else it is left out. (Vocabularies have a word to
-stand for it; but where none was met in training its vector is random, and spoils one answer in
-ten.) Marks that it has never read, such as commas, are left out unnamed.
+A word that the network has never read is named in the reply, with what was read in its place
+(`data.reading` has the rule). Marks that it has never read, such as commas, are left out unnamed.
 """
 
 from __future__ import annotations
 
-import string
-import unicodedata
 from os import PathLike
 from pathlib import Path
 from reprlib import repr as shown  # which no word can make longer than a line
@@ -24,18 +20,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from macnet.data.vocab import END, MAX_WORDS, SPECIALS, START, TOKENISINGS, Vocabulary
+from macnet.data.reading import EMPTY, Unknown, read, typed_words
+from macnet.data.vocab import MAX_WORDS, SPECIALS, UNK, Vocabulary
 from macnet.errors import InputError
 from macnet.explain.picture import Picture, open_picture, squeeze
-from macnet.explain.reply import Centres, Explanation, Look, Reply, Unknown
-from macnet.explain.spelling import likely_meant
+from macnet.explain.reply import Centres, Explanation, Look, Reply
 from macnet.models.encoders import PixelTrunk
 from macnet.models.mac import MACNetwork, Step
 from macnet.models.registry import look_and_read
 from macnet.training.checkpoint import Trained, open_trained
 
-SYMBOLS = frozenset(string.punctuation + string.whitespace)
-EMPTY = frozenset(("", SPECIALS[START], SPECIALS[END]))
 MOST_NAMED = 5
 SHIPPED = Path(__file__).parents[1] / "weights" / "mac.safetensors"
 
@@ -112,7 +106,7 @@ class Model:
 
     def _read(self, asked: Asked) -> Tensor:
         ids = self.trained.vocabulary.ids
-        return torch.tensor([[ids[word] for word in asked.words]], device=self.device)
+        return torch.tensor([[ids.get(word, UNK) for word in asked.words]], device=self.device)
 
     def _reply(self, asked: Asked, logits: Tensor) -> Reply:
         shares = zip(
@@ -145,43 +139,21 @@ class Asked(NamedTuple):
 
     question: str
     words: tuple[str, ...]
-    """As they are read: those that were likely meant instead of those that were typed; others that
-    are unknown are left out."""
+    """As `data.reading` reads them."""
     unknown: tuple[Unknown, ...]
 
 
 def understand(question: str, vocabulary: Vocabulary) -> Asked:
-    ids = vocabulary.ids
-    typed = [
-        read
-        for word in TOKENISINGS[vocabulary.tokenising](question)
-        if (read := word if word in ids else _bare(word)) or word in ids
-    ]
+    typed = typed_words(question, vocabulary)
     if not {*typed} - EMPTY:
         raise InputError('the question is empty; ask something such as "What color is the cube?"')
     if len(typed) > MAX_WORDS:
         raise InputError(f"the question has {len(typed):,} words; {MAX_WORDS} is the most")
-    known = vocabulary.words[len(SPECIALS) :]
-    unknown = tuple(
-        Unknown(word, likely_meant(word, known)) for word in dict.fromkeys(typed) if word not in ids
-    )
-    meant = {lacking.word: lacking.meant for lacking in unknown}
-    understood = (meant.get(word, word) for word in typed)
-    words = tuple(word for word in understood if word is not None)
-    if not {*words} - EMPTY:
+    words, unknown = read(typed, vocabulary)
+    if not {*words} - EMPTY - {SPECIALS[UNK]}:
         strange = ", ".join(shown(lacking.word) for lacking in unknown[:MOST_NAMED])
         raise InputError(
             f"the network has read no word of this question ({strange}); it knows those of CLEVR's "
             'questions, such as "What color is the cube?"'
         )
     return Asked(question, words, unknown)
-
-
-def _bare(word: str) -> str:
-    """Without the marks around it; nothing is left of one that is all marks."""
-    inside = [i for i, sign in enumerate(word) if not _is_mark(sign)]
-    return word[inside[0] : inside[-1] + 1] if inside else ""
-
-
-def _is_mark(sign: str) -> bool:
-    return sign in SYMBOLS or unicodedata.category(sign).startswith("P")

@@ -26,13 +26,13 @@ from macnet.clevr.program import Facts, question_type
 from macnet.clevr.questions import BLOCK, Question
 from macnet.clevr.scene import MAX_OBJECTS
 from macnet.clevr.table import to_scenes
+from macnet.clevr.visits import visits
 from macnet.clevr.world import Block, Stream, World
 from macnet.data.questions import UNKNOWN
 from macnet.data.stream import Encoder
 from macnet.data.vocab import PAD, Vocabulary
 from macnet.errors import InputError
 from macnet.evaluation.answering import AT_ONCE, AT_ONCE_ON_CPU
-from macnet.explain.visits import visits
 from macnet.models.encoders import PixelTrunk
 from macnet.models.mac import MACNetwork
 from macnet.progress import progress

@@ -9,17 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-
-@dataclass(frozen=True)
-class Unknown:
-    """A word that the network has never read."""
-
-    word: str
-    meant: str | None
-    """The word that was likely meant, and is read in its place.
-
-    None if there is no word like it: then it is left out.
-    """
+from macnet.data.reading import Unknown
 
 
 @dataclass(frozen=True)
