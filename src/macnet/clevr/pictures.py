@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -26,6 +28,8 @@ T = TypeVar("T")
 # A picture is promised to be the same only in the same company, so scenes are always drawn in
 # the groups they would be drawn in if none had been drawn yet.
 GROUP = 10
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def in_groups(items: Sequence[T]) -> list[Sequence[T]]:
@@ -58,6 +62,27 @@ def read_picture(path: Path, width: int, height: int) -> np.ndarray:
     if rgb.size != (width, height):
         rgb = rgb.resize((width, height), Image.Resampling.BICUBIC)
     return np.asarray(rgb)
+
+
+def is_whole_png(path: Path, width: int, height: int) -> bool:
+    """Whether a file is a PNG of this size, with the checksums of all its chunks and its end."""
+    try:
+        content = memoryview(path.read_bytes())
+    except FileNotFoundError:
+        return False
+    place, kind = len(_SIGNATURE), b""
+    if content[:place] != _SIGNATURE or content[16:24] != struct.pack(">2I", width, height):
+        return False
+    while kind != b"IEND":
+        if len(content) < place + 12:
+            return False
+        length, kind = struct.unpack_from(">I4s", content, place)
+        end = place + 12 + length
+        checksum = zlib.crc32(content[place + 4 : end - 4])
+        if len(content) < end or checksum != int.from_bytes(content[end - 4 : end]):
+            return False
+        place = end
+    return place == len(content)
 
 
 def save_picture(path: Path, image: np.ndarray) -> None:

@@ -48,10 +48,11 @@ def generate(
     """Make a CLEVR world on disk, in the layout and schema of the release.
 
     The same seed gives the same files, whatever the number of workers. A run that was stopped,
-    even killed, goes on where it was when the same command is given again.
+    even killed, goes on where it was when the same command is given again; in a finished world it
+    makes again what is missing or damaged.
 
     Args:
-        out: Folder of the dataset; new, empty, or with the same world unfinished.
+        out: Folder of the dataset; new, empty, or with the same world.
         train: Number of training images.
         val: Number of validation images.
         test: Number of test images; their scenes and answers are not written, as in the release.
