@@ -29,6 +29,7 @@ from msgspec.json import Decoder
 from macnet.clevr.pictures import GROUP, draw_group, is_whole_png, save_picture
 from macnet.clevr.questions import BLOCK
 from macnet.clevr.release import (
+    FORMAT,
     SPLITS,
     UNFINISHED,
     image_name,
@@ -46,7 +47,6 @@ from macnet.errors import InputError
 from macnet.progress import progress
 from macnet.workers import pool
 
-FORMAT = 1  # raise it when the same settings would give other bytes
 MAX_COUNT = 1_000_000  # images are numbered with six digits
 
 
