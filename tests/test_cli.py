@@ -175,8 +175,8 @@ def test_files_that_are_not_there(here: Path, capsys: pytest.CaptureFixture[str]
     assert list(here.iterdir()) == []
 
 
-def full_disk(self: Image.Image, file: Any, *_: Any, **__: Any) -> None:
-    file.write(b"half a picture")
+def full_disk(handle: int) -> None:
+    assert os.fstat(handle).st_size  # something was written
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -326,6 +326,16 @@ def test_what_no_memory_would_hold_is_refused_at_once(
     (here / "scenes.json").write_text(changed(("info",), {}))
     assert expected in complaint(capsys, *arguments)
     assert not (here / "out").exists()
+
+
+def test_threads_wait_without_spinning() -> None:
+    """It must be said before torch loads OpenMP, which asks once; hence in the first module."""
+    script = (
+        "import sys, os, macnet.cli\n"
+        "sys.exit('torch' in sys.modules or os.environ['OMP_WAIT_POLICY'] != 'passive')"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
 
 
 def test_help_loads_no_torch() -> None:
