@@ -176,7 +176,7 @@ def pack_vocabulary(
         )
 
     def make(_: Path) -> Mapping[str, Any]:
-        questions = read_questions(path, kind=kind)
+        questions = read_questions(path, kind=kind, split=training_split(split))
         try:
             grown = known.grown((q.question for q in questions), at_least=at_least or 1)
         except InputError as error:
@@ -212,8 +212,9 @@ def _read(split: Split, vocabulary: Vocabulary) -> tuple[Questions, dict[str, st
         words = f"{len(columns):,} questions came as numbers, all in the vocabulary"
         return columns, {"words": words, "origin": "unknown"}
     tally = Tally()
-    questions, is_generated = read_question_file(split.questions, kind=split.kind)
-    columns = collect(_rows(questions, vocabulary, tally, split))
+    where = split.questions
+    questions, is_generated = read_question_file(where, kind=split.kind, split=split.name)
+    columns = collect(_rows(questions, vocabulary, tally, where))
     return columns, {"words": str(tally), "origin": _origin(split, is_generated)}
 
 
@@ -226,9 +227,8 @@ def _origin(split: Split, is_generated: bool) -> str:
 
 
 def _rows(
-    questions: Iterable[Question], vocabulary: Vocabulary, tally: Tally, split: Split
+    questions: Iterable[Question], vocabulary: Vocabulary, tally: Tally, where: Path
 ) -> Iterator[Row]:
-    where, name = split.questions, f"CLEVR_{split.name}_"
     answers: dict[str | None, int] = {word: i for i, word in enumerate(vocabulary.answers)}
     answers[None] = UNKNOWN
     for number, question in enumerate(questions):
@@ -236,11 +236,6 @@ def _rows(
         if len(tokens) > MAX_WORDS:
             raise InputError(
                 f"{where}: question {number} has {len(tokens):,} words; {MAX_WORDS} is the most"
-            )
-        if not question.image_filename.startswith(name):
-            raise InputError(
-                f"{where}: question {number} is about {question.image_filename}, which is not of "
-                f"{split.name}"
             )
         program = b"" if question.program is None else _prefix(question.program)
         family = question.question_family_index
