@@ -2,6 +2,8 @@
 
 import errno
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,9 +15,12 @@ import pytest
 import torch
 from PIL import Image
 
-from macnet.clevr.release import image_name
+from macnet.clevr.camera import CAMERA
+from macnet.clevr.release import image_name, read_scenes
+from macnet.clevr.render import render
 from macnet.clevr.scene import Object, Scene, to_record
 from macnet.cli import main
+from macnet.workers import pool
 
 SCENE = Scene(
     (
@@ -50,7 +55,7 @@ BROKEN_SCENES = {
     "no shape": (changed((*FIRST, "shape")), 'scene 0: object 0 has no "shape"'),
     "unknown colour": (changed((*FIRST, "color"), "pink"), "has the unknown color 'pink'"),
     "no place": (changed((*FIRST, "3d_coords"), [1, "x"]), "must be three numbers"),
-    "no image name": (changed(("scenes", 0, "image_filename")), 'has no "image_filename"'),
+    "no image name": (changed(("scenes", 0, "image_filename"), 7), 'has no "image_filename"'),
     "a path": (changed(("scenes", 0, "image_filename"), "../../x.png"), "image_filename '../../x"),
     "no picture": (changed(("scenes", 0, "image_filename"), "x.txt"), "image_filename 'x.txt'"),
     "no name": (changed(("scenes", 0, "image_filename"), "\0.png"), "has the image_filename"),
@@ -170,8 +175,8 @@ def test_files_that_are_not_there(here: Path, capsys: pytest.CaptureFixture[str]
     assert list(here.iterdir()) == []
 
 
-def full_disk(self: Image.Image, file: Any, *_: Any, **__: Any) -> None:
-    file.write(b"half a picture")
+def full_disk(handle: int) -> None:
+    assert os.fstat(handle).st_size  # something was written
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -179,7 +184,7 @@ def test_a_full_disk(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "scenes.json").write_text(json.dumps({"info": {}, "scenes": [RECORD]}))
-    monkeypatch.setattr(Image.Image, "save", full_disk)
+    monkeypatch.setattr(os, "fsync", full_disk)
     said = complaint(capsys, "render", "scenes.json", "out", "--size", "48x32")
     assert said.startswith("macnet: out/CLEVR_val_000000.png: no space left; make room")
     assert list((here / "out").iterdir()) == []
@@ -221,17 +226,89 @@ def test_an_interruption(
     assert said == "macnet: stopped; the same command goes on from here"
 
 
-def test_pictures_of_another_size_are_not_mixed(
-    here: Path, capsys: pytest.CaptureFixture[str]
+TURNED = changed((*FIRST, "rotation"), 10)
+
+
+@pytest.mark.parametrize(
+    ("content", "options"),
+    [
+        (TURNED, "--size 48x32 --quality fast"),
+        (changed(("info",), {}), "--size 60x40 --quality fast"),
+        (changed(("info",), {}), "--size 48x32 --quality fine"),
+    ],
+)
+def test_a_picture_is_drawn_again_when_what_it_was_made_from_changed(
+    content: str, options: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    command = ["render", "scenes.json", "out"]
     (here / "scenes.json").write_text(changed(("info",), {}))
-    assert main(["render", "scenes.json", "out", "--size", "48x32", "--quality", "fast"]) == 0
+    assert main([*command, "--size", "48x32", "--quality", "fast"]) == 0
     (picture,) = (here / "out").iterdir()
     before = picture.read_bytes()
-    capsys.readouterr()
-    said = complaint(capsys, "render", "scenes.json", "out", "--size", "60x40")
-    assert f"out/{picture.name}: it is there already, but 48x32" in said
+    assert main([*command, "--size", "48x32", "--quality", "fast"]) == 0
+    assert "0 pictures drawn, 48x32 and fast; 1 were there already" in capsys.readouterr().out
     assert picture.read_bytes() == before
+    (here / "scenes.json").write_text(content)
+    assert main([*command, *options.split()]) == 0
+    assert "1 pictures drawn" in capsys.readouterr().out
+    fresh = ["render", "scenes.json", "fresh", *options.split()]
+    assert main(fresh) == 0
+    assert picture.read_bytes() == (here / "fresh" / picture.name).read_bytes() != before
+
+
+@pytest.mark.parametrize("content", ["another's", "damaged"])
+def test_a_picture_of_others_is_never_written_over(
+    content: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "scenes.json").write_text(changed(("info",), {}))
+    picture = here / "out" / RECORD["image_filename"]
+    picture.parent.mkdir()
+    if content == "damaged":
+        picture.write_bytes(b"something")
+    else:
+        Image.new("RGB", (48, 32)).save(picture)
+    before = picture.read_bytes()
+    said = complaint(capsys, "render", "scenes.json", "out", "--size", "48x32")
+    expected = {
+        "another's": "it is there already, and was not made by this command; move it away, or",
+        "damaged": "it cannot be read as an image",
+    }[content]
+    assert f"out/{picture.name}: {expected}" in said
+    assert picture.read_bytes() == before
+
+
+def test_images_of_a_world_are_made_again(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the README says: in the world's own size and quality, whichever they are."""
+    for quality, size, count in (("fast", "60x40", 11), ("fine", "30x20", 2)):
+        options = ("--val", str(count), "--size", size, "--quality", quality, "--workers", "1")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("macnet.clevr.generate.pool", lambda _: pool(0))
+            assert main(["generate", quality, *options]) == 0
+        out = here / f"again-{quality}"
+        assert main(["render", f"{quality}/scenes/CLEVR_val_scenes.json", str(out)]) == 0
+        assert f"{count} pictures drawn, {size} and {quality}\n" in capsys.readouterr().out
+        for picture in sorted((here / quality / "images" / "val").iterdir()):
+            with Image.open(picture) as ours, Image.open(out / picture.name) as again:
+                assert ours.mode == again.mode
+                np.testing.assert_array_equal(np.asarray(ours), np.asarray(again))
+
+
+def test_the_scene_of_the_docs_can_be_drawn(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    docs = (Path(__file__).parents[1] / "docs" / "world.md").read_text()
+    (example,) = re.findall("```json\n(.*?)```", docs, re.DOTALL)
+    assert example.count("\n") <= 10
+    (here / "scenes.json").write_text(example)
+    assert main(["render", "scenes.json", "out", "--size", "48x32", "--quality", "fast"]) == 0
+    first, second = read_scenes(here / "scenes.json").values()
+    assert (first.camera, first.lamps) == (CAMERA, Scene(()).lamps)
+    assert second.camera == CAMERA
+    assert (first.objects[0].x, first.objects[0].y, first.objects[0].rotation) == (0, -1, 0)
+    drawn = sorted((here / "out").iterdir())
+    assert [path.name for path in drawn] == ["mine.png", "scene_000000.png"]
+    expected = render([first, second], 48, 32, "fast").images.numpy()
+    for path, pixels in zip(reversed(drawn), expected, strict=True):
+        with Image.open(path) as image:
+            np.testing.assert_array_equal(np.asarray(image.convert("RGB")), pixels)
 
 
 @pytest.mark.parametrize(
@@ -249,6 +326,16 @@ def test_what_no_memory_would_hold_is_refused_at_once(
     (here / "scenes.json").write_text(changed(("info",), {}))
     assert expected in complaint(capsys, *arguments)
     assert not (here / "out").exists()
+
+
+def test_threads_wait_without_spinning() -> None:
+    """It must be said before torch loads OpenMP, which asks once; hence in the first module."""
+    script = (
+        "import sys, os, macnet.cli\n"
+        "sys.exit('torch' in sys.modules or os.environ['OMP_WAIT_POLICY'] != 'passive')"
+    )
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
 
 
 def test_help_loads_no_torch() -> None:

@@ -1,5 +1,6 @@
 """Files of features: their rows as they are, and a sentence for every way they can be wrong."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from macnet.data.community import read_questions_h5
 from macnet.data.features import open_features
+from macnet.data.vocab import Vocabulary
 from macnet.errors import InputError
 
 
@@ -112,3 +115,63 @@ def test_files_that_are_not_there_or_no_hdf5(tmp_path: Path) -> None:
     (tmp_path / "text.h5").write_text("mine")
     with pytest.raises(InputError, match=r"text.h5: not HDF5, or damaged or cut short"):
         open_features(tmp_path / "text.h5")
+
+
+def elsewhere(folder: Path) -> Path:
+    return write(folder / "other.h5", np.ones((2, 1, 2, 2), np.float32))
+
+
+def external_link(file: h5py.File, other: Path) -> None:
+    file["features"] = h5py.ExternalLink(str(other), "/features")
+
+
+def soft_link_to_external_one(file: h5py.File, other: Path) -> None:
+    file.create_group("deep/er")["other"] = h5py.ExternalLink(str(other), "/")
+    file["features"] = h5py.SoftLink("/deep/er/other/features")
+
+
+def link_beside(file: h5py.File, other: Path) -> None:
+    file["features"] = np.ones((2, 1, 2, 2), np.float32)
+    file["more"] = h5py.ExternalLink(str(other), "/features")
+
+
+def external_storage(file: h5py.File, other: Path) -> None:
+    place = [(str(other.with_suffix(".bin")), 0, 32)]
+    file.create_dataset("features", data=np.ones((2, 1, 2, 2), np.float32), external=place)
+
+
+def virtual(file: h5py.File, other: Path) -> None:
+    layout = h5py.VirtualLayout((2, 1, 2, 2), np.float32)
+    layout[:] = h5py.VirtualSource(str(other), "features", (2, 1, 2, 2))
+    file.create_virtual_dataset("features", layout)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (external_link, "features"),
+        (soft_link_to_external_one, "deep/er/other"),
+        (link_beside, "more"),
+        (external_storage, "features"),
+        (virtual, "features"),
+    ],
+)
+def test_other_files_are_not_opened(
+    tmp_path: Path, make: Callable[[h5py.File, Path], None], name: str
+) -> None:
+    """A file of questions goes through the same door."""
+    other = elsewhere(tmp_path)
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        make(file, other)
+    complaint = f"f.h5: '{name}' is a link to another file, or has its data there; copy all of it"
+    with pytest.raises(InputError, match=complaint):
+        open_features(tmp_path / "f.h5")
+    with pytest.raises(InputError, match=complaint):
+        read_questions_h5(tmp_path / "f.h5", Vocabulary.build(["one"]))
+
+
+def test_links_within_a_file_are_followed(tmp_path: Path) -> None:
+    write(tmp_path / "f.h5", np.ones((2, 1, 2, 2), np.float32), "group/array")
+    with h5py.File(tmp_path / "f.h5", "a") as file:
+        file["features"] = h5py.SoftLink("/group/array")
+    assert open_features(tmp_path / "f.h5").rows(0, 2).all()

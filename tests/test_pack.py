@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import h5py
@@ -17,6 +19,7 @@ from macnet.clevr.program import to_prefix
 from macnet.clevr.world import World
 from macnet.data import pack as packing
 from macnet.data.batches import Batches
+from macnet.data.clevr import read_questions
 from macnet.data.community import write_questions_h5, write_vocab_json
 from macnet.data.dataset import Dataset
 from macnet.data.pack import pack_split, pack_vocabulary
@@ -98,7 +101,9 @@ def test_a_dataset_tells_its_origin(
     for path in (world / "images" / split).iterdir():
         path.rename(path.with_name(path.name.replace("train", split)))
     text = (world / "questions/CLEVR_train_questions.json").read_text()
-    text = text.replace("CLEVR_train", f"CLEVR_{split}").replace("made by macnet", license)
+    for old, new in (("CLEVR_train", f"CLEVR_{split}"), ('"train"', f'"{split}"')):
+        text = text.replace(old, new)
+    text = text.replace("made by macnet", license)
     (world / f"questions/CLEVR_{split}_questions.json").write_text(text)
     data = pack_split(find_split(world, split), tmp_path / "cache", vocabulary, size=(24, 16))
     assert data.about["origin"] == origin
@@ -216,11 +221,46 @@ def test_a_vocabulary_that_grows_moves_no_id(made: Path, tmp_path: Path) -> None
     assert len(grown) > len(known)
 
 
-def test_questions_of_another_split_are_refused(world: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ((), "it says that its split is 'val', not 'train'"),
+        (("info",), "question 0: its \"split\" is 'val', not 'train'"),
+        (
+            ("info", "questions"),
+            "question 0: it is about 'CLEVR_val_000000.png', which is not of 'train'",
+        ),
+    ],
+)
+def test_questions_of_another_split_are_refused(
+    world: Path, tmp_path: Path, changed: Sequence[str], said: str
+) -> None:
+    """Wherever a file tells which split it is: of itself, of a question, or of an image."""
     val, train = (world / f"questions/CLEVR_{name}_questions.json" for name in ("val", "train"))
-    shutil.copy(val, train)
-    with pytest.raises(InputError, match=r"0 is about CLEVR_val_000000\.png, which is not of"):
-        packed(world, tmp_path / "cache")
+    content = json.loads(val.read_text())
+    for record in (content["info"], *content["questions"]):
+        if ("info" if record is content["info"] else "questions") in changed:
+            record["split"] = "train"
+    train.write_text(json.dumps(content))
+    split, words = find_split(world, "train"), Vocabulary.build(["one"])
+    with pytest.raises(InputError, match=re.escape(f"{train}: {said}")):
+        pack_split(split, tmp_path, words, size=(WIDTH, HEIGHT))
+    with pytest.raises(InputError, match=re.escape(said)):
+        pack_vocabulary(world, "val", tmp_path)
+
+
+@pytest.mark.parametrize("told", ["valA", "val"])
+def test_a_condition_need_not_be_told(world: Path, told: str) -> None:
+    """Which of the two the release of CoGenT says in its `split` is not known here."""
+    file = world / "questions/CLEVR_val_questions.json"
+    content = json.loads(file.read_text().replace("CLEVR_val_", "CLEVR_valA_"))
+    content["info"]["split"] = told
+    for question in content["questions"]:
+        question["split"] = told
+    file.write_text(json.dumps(content))
+    assert read_questions(file, kind="clevr", split="valA")
+    with pytest.raises(InputError, match="not 'valB'" if told == "valA" else "not of 'valB'"):
+        read_questions(file, kind="clevr", split="valB")
 
 
 # --- the community's files -------------------------------------------------------------------

@@ -5,6 +5,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -459,6 +460,18 @@ def test_a_scene_without_a_camera_gets_one_from_its_pixels(sampled: list[Scene])
         assert read.lamps == tuple(LAMP_PLACES.values())
 
 
+def test_a_scene_by_hand_needs_little(sampled: list[Scene]) -> None:
+    scene = sampled[0]
+    record = record_of(scene)
+    for item in record["objects"]:
+        x, y, _ = item.pop("3d_coords")
+        item.update(x=x, y=y)
+        del item["rotation"], item["pixel_coords"]
+    read = from_record({"objects": record["objects"]}, "here")
+    assert read.objects == tuple(replace(o, rotation=0.0) for o in scene.objects)
+    assert read == Scene(read.objects)  # with the standard camera and lamps
+
+
 # --- what cannot be read ---------------------------------------------------------------------
 
 
@@ -497,6 +510,11 @@ def pixels_of_another_picture(record: Record) -> None:
         item["pixel_coords"] = [item["pixel_coords"][0] // 2, 3, 9.0]
 
 
+def no_height(record: Record) -> None:
+    del record["objects"][0]["3d_coords"]
+    record["objects"][0].update(x=1, y="far")
+
+
 def too_many_objects(record: Record) -> None:
     record["objects"] = record["objects"][:1] * 11
 
@@ -507,8 +525,8 @@ BROKEN: list[tuple[Callable[[Record], None], str]] = [
     (put("objects", value=None), '"objects" is not a list'),
     (put("objects", 1, value="a cube"), 'object 1 has no "size"'),
     *((drop("objects", 2, name), f'object 2 has no "{name}"') for name in DOMAINS),
-    (drop("objects", 0, "3d_coords"), 'object 0 has no "3d_coords"'),
-    (drop("objects", 0, "rotation"), 'object 0 has no "rotation"'),
+    (drop("objects", 0, "3d_coords"), 'object 0 has no "3d_coords", nor both "x" and "y"'),
+    (no_height, "\"y\" of object 0 is 'far', not a number"),
     (
         put("objects", 1, "color", value="orange"),
         "object 1 has the unknown color 'orange'; known are gray, red, blue, green, brown,",

@@ -11,6 +11,7 @@ from macnet.clevr.scene import Scene, from_record
 from macnet.disk import read_json
 from macnet.errors import InputError
 
+FORMAT = 1  # of worlds: raise it when the same settings would give other bytes
 SPLITS = ("train", "val", "test")
 UNFINISHED = ".unfinished"  # a folder in the root of a world that is still being made
 
@@ -57,12 +58,17 @@ def question_record(question: Question, split: str, image: int) -> dict[str, Any
 
 
 def read_records(path: Path, key: str) -> list[Mapping[str, Any]]:
-    """The list a scene or question file holds, each entry with the image it belongs to."""
+    """The list a scene or question file holds, each entry with the image it belongs to.
+
+    A scene that was written by hand need not name its image.
+    """
     content = read_json(path)
     records = content.get(key) if isinstance(content, dict) else None
     if not isinstance(records, list):
         raise InputError(f'{path}: it has no list "{key}"')
     for i, record in enumerate(records):
+        if key == "scenes" and isinstance(record, dict):
+            record.setdefault("image_filename", f"scene_{i:06d}.png")
         name = record.get("image_filename") if isinstance(record, dict) else None
         if not isinstance(name, str):
             raise InputError(f'{path}: entry {i} of "{key}" has no "image_filename"')

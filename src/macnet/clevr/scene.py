@@ -219,9 +219,10 @@ def to_record(
 def from_record(
     record: Mapping[str, Any], where: str, width: int = 480, height: int = 320
 ) -> Scene:
-    """Read a scene, the release's or our own; `where` names it in complaints.
+    """Read a scene, the release's, our own or one by hand; `where` names it in complaints.
 
-    `width` and `height` are those of the image its `pixel_coords` speak of.
+    `width` and `height` are those of the image its `pixel_coords` speak of. Where neither these nor
+    a camera are given, the camera is the standard one, as the lamps are.
     """
     items = _field(record, "objects", where, "the scene")
     if not isinstance(items, list):
@@ -233,7 +234,7 @@ def from_record(
         camera = _vector(record["camera"], where, '"camera"')
         if math.hypot(*camera[:2]) < 1e-3:
             raise InputError(f'{where}: "camera" is right above the origin, and so has no upside')
-    elif objects:
+    elif any("pixel_coords" in item for item in items):
         camera = _find_camera(objects, items, where, width, height)
     else:
         camera = CAMERA
@@ -252,12 +253,14 @@ def _read_object(item: Any, where: str, what: str) -> Object:
             raise InputError(
                 f"{where}: {what} has the unknown {name} {value!r}; known are {choices}"
             )
-    place = _field(item, "3d_coords", where, what)
-    x, y, _ = _vector(place, where, f'"3d_coords" of {what}')
-    rotation = _field(item, "rotation", where, what)
-    if not _is_number(rotation):
-        raise InputError(f'{where}: "rotation" of {what} is {rotation!r}, not a number')
-    return Object(**values, x=x, y=y, rotation=float(rotation))
+    if "3d_coords" in item:
+        x, y, _ = _vector(item["3d_coords"], where, f'"3d_coords" of {what}')
+    elif "x" in item and "y" in item:
+        x, y = (_number(item[axis], where, f'"{axis}" of {what}') for axis in "xy")
+    else:
+        raise InputError(f'{where}: {what} has no "3d_coords", nor both "x" and "y"')
+    rotation = _number(item.get("rotation", 0), where, f'"rotation" of {what}')
+    return Object(**values, x=x, y=y, rotation=rotation)
 
 
 def _find_camera(
@@ -291,6 +294,12 @@ def _vector(value: Any, where: str, what: str) -> Vector:
         raise InputError(f"{where}: {what} is {value!r}; it must be three numbers")
     x, y, z = map(float, value)
     return x, y, z
+
+
+def _number(value: Any, where: str, what: str) -> float:
+    if not _is_number(value):
+        raise InputError(f"{where}: {what} is {value!r}, not a number")
+    return float(value)
 
 
 def _is_number(value: Any) -> bool:

@@ -69,7 +69,7 @@ def extract(
     decoding = 0 if workers is None and device == "cpu" else choose_workers(workers, "cpu")
     found = find_split(data, split)
     images = image_files(found.images, found.name)
-    questions = read_questions(found.questions, kind=found.kind)
+    questions = read_questions(found.questions, kind=found.kind, split=found.name)
     refuse_missing(found, {question.image_index for question in questions}, images)
     start = time.monotonic()
     if run(

@@ -186,8 +186,8 @@ def _words(where: Path, options: DataOptions, start: Trained | None, cache: Path
     path, kind = find_questions(where, options.split)
     if kind == "community":
         raise InputError(f"{path}: it holds numbers, and no words to grow by; give no --at-least")
-    texts = (question.question for question in read_questions(path, kind=kind))
-    return start.vocabulary.grown(texts, at_least=at_least)
+    questions = read_questions(path, kind=kind, split=options.split)
+    return start.vocabulary.grown((q.question for q in questions), at_least=at_least)
 
 
 def _parts_of(lessons: Lessons, options: LessonOptions, seed: int) -> Lessons:

@@ -25,6 +25,7 @@ from macnet.cli.options import (
 )
 
 Quality = Literal["fast", "fine"]
+SizeOrNone = Annotated[str | None, tyro.conf.arg(metavar="WIDTHxHEIGHT", help_behavior_hint="")]
 ScenesJson = Annotated[Path, tyro.conf.arg(metavar="SCENES_JSON")]
 OutPng = Annotated[Path, tyro.conf.arg(metavar="OUT.png")]
 
@@ -48,10 +49,11 @@ def generate(
     """Make a CLEVR world on disk, in the layout and schema of the release.
 
     The same seed gives the same files, whatever the number of workers. A run that was stopped,
-    even killed, goes on where it was when the same command is given again.
+    even killed, goes on where it was when the same command is given again; in a finished world it
+    makes again what is missing or damaged.
 
     Args:
-        out: Folder of the dataset; new, empty, or with the same world unfinished.
+        out: Folder of the dataset; new, empty, or with the same world.
         train: Number of training images.
         val: Number of validation images.
         test: Number of test images; their scenes and answers are not written, as in the release.
@@ -81,27 +83,37 @@ def render(
     scenes_json: ScenesJson,
     out: Out,
     /,
-    size: Size = "480x320",
-    quality: Quality = "fine",
+    size: SizeOrNone = None,
+    quality: Annotated[
+        Quality | None, tyro.conf.arg(metavar="fast|fine", help_behavior_hint="")
+    ] = None,
     device: Device = "auto",
 ) -> None:
-    """Draw the scenes of a CLEVR scene file, the release's or one made here.
+    """Draw the scenes of a CLEVR scene file: the release's, one made here, or written by hand.
 
-    Where a scene has no camera, as in the release, it is found from the objects' pixel_coords.
-    Pictures that are in the folder already are kept as they are.
+    Where a scene has no camera, as in the release, it is found from the objects' pixel_coords; if
+    there are none, the camera is the standard one. The scenes of a world that was made here are
+    drawn as its images were. A picture that is in the folder already is kept, and drawn again if
+    its scene, the size or the quality has changed since; one that this command did not make is
+    never written over: the command then stops, and nothing is drawn.
 
     Args:
         scenes_json: A file such as CLEVR_val_scenes.json.
         out: Folder for the pictures, which are named by the scenes' image_filename.
-        size: Of the pictures, in pixels.
-        quality: fast is for training, fine for looking at.
+        size: Of the pictures, in pixels; if not given, as the world's images are, or 480x320.
+        quality: fast is for training, fine for looking at; if not given, the world's, or fine.
         device: Where pictures are made; auto takes a GPU if there is one.
     """
-    from macnet.clevr.pictures import draw_file
+    from macnet.clevr.pictures import draw_file, drawn_as
 
-    width, height = read_size(size)
-    drawn, kept = draw_file(scenes_json, out, width, height, quality, choose_device(device))
-    print(f"{out}: {drawn} pictures drawn" + (f", {kept} were there already" if kept else ""))
+    given = None if size is None else read_size(size)
+    usual_size, usual_quality = drawn_as(scenes_json)
+    (width, height), chosen = given or usual_size, quality or usual_quality
+    drawn, kept = draw_file(scenes_json, out, width, height, chosen, choose_device(device))
+    print(
+        f"{out}: {drawn} pictures drawn, {width}x{height} and {chosen}"
+        + (f"; {kept} were there already" if kept else "")
+    )
 
 
 def sheet(data: Data, out: OutPng, /, images: int = 12) -> None:

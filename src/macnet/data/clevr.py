@@ -87,20 +87,24 @@ _FILE, _RECORD, _NODE = Decoder(_File), Decoder(_Record), Decoder(Node)
 _IMAGE_NAME = re.compile(r"CLEVR_\w+_(\d{6,9})\.png", re.ASCII)
 
 
-def read_questions(path: Path, *, kind: Kind) -> list[Question]:
+def read_questions(path: Path, *, kind: Kind, split: str | None = None) -> list[Question]:
     """The questions of a file: all of them sound, or an `InputError` about the first that is not.
 
-    A split is labelled throughout or, like the release's test split, not at all.
+    A split is labelled throughout or, like the release's test split, not at all. If it is known
+    which split the file is to hold, a file that says it holds another is refused.
     """
-    return read_question_file(path, kind=kind).questions
+    return read_question_file(path, kind=kind, split=split).questions
 
 
-def read_question_file(path: Path, *, kind: Kind) -> QuestionFile:
+def read_question_file(path: Path, *, kind: Kind, split: str | None = None) -> QuestionFile:
     """The same, and whose they are."""
     if kind == "community":
         raise InputError(f"{path}: it holds numbers where questions are wanted")
     file = _read(path)
-    check = _Check(kind)
+    told = file.info.get("split") if isinstance(file.info, dict) else None
+    if isinstance(told, str) and not _may_be(told, split):
+        raise InputError(f"{path}: it says that its split is {shown(told)}, not {split!r}")
+    check = _Check(kind, split)
     questions: list[Question] = []
     try:
         for record in file.questions:
@@ -111,8 +115,16 @@ def read_question_file(path: Path, *, kind: Kind) -> QuestionFile:
         index, count = Counter(q.question_index for q in questions).most_common(1)[0]
         if count > 1:
             raise InputError(f'{path}: {count} of its questions have the "question_index" {index}')
-    told = file.info.get("license") if isinstance(file.info, dict) else None
-    return QuestionFile(questions, told == info("")["license"])
+    license = file.info.get("license") if isinstance(file.info, dict) else None
+    return QuestionFile(questions, license == info("")["license"])
+
+
+def _may_be(told: str, split: str | None) -> bool:
+    """Whether what a file says of itself fits the split that is wanted.
+
+    CoGenT's conditions need not be told: the names of its images have them.
+    """
+    return split is None or told in ("", split, split.rstrip("AB"))
 
 
 def _read(path: Path) -> _File:
@@ -142,8 +154,8 @@ def _read(path: Path) -> _File:
 class _Check:
     """Makes questions of records, one after another; a ValueError says what is wrong with one."""
 
-    def __init__(self, kind: Kind) -> None:
-        self.kind = kind
+    def __init__(self, kind: Kind, split: str | None) -> None:
+        self.kind, self.split = kind, split
         self.first: _Record | None = None
         self.images: dict[int, str] = {}
         self.nodes = _Nodes()
@@ -183,6 +195,8 @@ class _Check:
             raise ValueError(
                 f'its "split" is {shown(record.split)}, before it was {shown(first.split)}'
             )
+        if record is first and not _may_be(record.split, self.split):
+            raise ValueError(f'its "split" is {shown(record.split)}, not {self.split!r}')
 
     def _image(self, index: int, name: str) -> str:
         """The name of an image: the same string for all questions about it."""
@@ -193,6 +207,8 @@ class _Check:
                 raise ValueError(
                     f'its "image_filename" is {shown(name)}, its "image_index" {index}'
                 )
+            if self.split is not None and not name.startswith(f"CLEVR_{self.split}_"):
+                raise ValueError(f"it is about {shown(name)}, which is not of {self.split!r}")
             known = self.images[index] = name
         elif known != name:
             raise ValueError(f'its "image_filename" is {shown(name)}, before it was {known!r}')

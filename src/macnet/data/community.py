@@ -57,10 +57,15 @@ _OPENED = np.array([arity(token.partition("[")[0]) - 1 for token in PROGRAM_TOKE
 
 @contextmanager
 def open_hdf5(path: Path) -> Iterator[h5py.File]:
-    """A file to read from, in a block that does nothing else: all its errors are the file's."""
+    """A file to read from, in a block that does nothing else: all its errors are the file's.
+
+    All of it lies in this file. HDF5 would open any other that it names, and whoever keeps what was
+    read would not notice when that one changes.
+    """
     refuse_no_file(path)
     try:
         with h5py.File(path, "r") as file:
+            _check_is_alone(file, path)
             yield file
     except MemoryError:
         raise InputError(f"{path}: it is damaged, or does not fit into memory") from None
@@ -68,6 +73,22 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
     except (OSError, RuntimeError, ValueError, LookupError, TypeError, ArithmeticError) as error:
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: not HDF5, or damaged or cut short ({reason:.200})") from None
+
+
+def _check_is_alone(file: h5py.File, path: Path) -> None:
+    """Links are not followed but looked at, all of them: a soft one may lead to an external one."""
+    links: list[tuple[bytes, int]] = []
+    # Within its own call the library is asked nothing: what it raises there would be lost.
+    file.id.links.visit(lambda name, link: links.append((name, link.type)), info=True)
+    for name, kind in links:
+        item = file[name] if kind == h5py.h5l.TYPE_HARD else None
+        if kind not in (h5py.h5l.TYPE_HARD, h5py.h5l.TYPE_SOFT) or (
+            isinstance(item, h5py.Dataset) and (item.external is not None or item.is_virtual)
+        ):
+            raise InputError(
+                f"{path}: {name.decode(errors='replace')!r:.60} is a link to another file, or has "
+                "its data there; copy all of it into one file"
+            )
 
 
 # --- reading ---------------------------------------------------------------------------------

@@ -182,7 +182,7 @@ def pack_vocabulary(
         )
 
     def make(_: Path) -> Mapping[str, Any]:
-        questions = read_questions(path, kind=kind)
+        questions = read_questions(path, kind=kind, split=training_split(split))
         try:
             grown = known.grown((q.question for q in questions), at_least=at_least or 1)
         except InputError as error:
@@ -231,8 +231,9 @@ def _read(split: Split, vocabulary: Vocabulary, *, learn: bool) -> tuple[Questio
         about = {"words": words, "origin": "unknown"}
         return columns if learn else _reread(columns, vocabulary), about
     tally = Tally()
-    questions, is_generated = read_question_file(split.questions, kind=split.kind)
-    columns = collect(_rows(questions, vocabulary, tally, split, learn))
+    where = split.questions
+    questions, is_generated = read_question_file(where, kind=split.kind, split=split.name)
+    columns = collect(_rows(questions, vocabulary, tally, where, learn))
     return columns, {"words": str(tally), "origin": _origin(split, is_generated)}
 
 
@@ -253,9 +254,8 @@ def _origin(split: Split, is_generated: bool) -> str:
 
 
 def _rows(
-    questions: Iterable[Question], vocabulary: Vocabulary, tally: Tally, split: Split, learn: bool
+    questions: Iterable[Question], vocabulary: Vocabulary, tally: Tally, where: Path, learn: bool
 ) -> Iterator[Row]:
-    where, name = split.questions, f"CLEVR_{split.name}_"
     answers: dict[str | None, int] = {word: i for i, word in enumerate(vocabulary.answers)}
     answers[None] = UNKNOWN
     for number, question in enumerate(questions):
@@ -266,11 +266,6 @@ def _rows(
             )
         if UNK in tokens and not learn:
             tokens = encode_read(question.question, vocabulary)
-        if not question.image_filename.startswith(name):
-            raise InputError(
-                f"{where}: question {number} is about {question.image_filename}, which is not of "
-                f"{split.name}"
-            )
         program = b"" if question.program is None else _prefix(question.program)
         family = question.question_family_index
         yield Row(
