@@ -231,6 +231,13 @@ def test_a_dataset_that_is_smaller_than_a_batch(tmp_path: Path) -> None:
     assert [line["step"] for line in lines_of(tmp_path / "run", "train")] == [1, 2]
 
 
+def test_a_batch_that_is_far_larger_leaves_no_run_behind(tmp_path: Path) -> None:
+    huge = plan(images=100_000, questions=4)
+    with pytest.raises(InputError, match="but made of seed 0 makes 12 groups of 4 question"):
+        trainer(tmp_path / "run", huge).train()
+    assert not (tmp_path / "run").exists()
+
+
 def test_the_record_counts_no_holes(tmp_path: Path) -> None:
     """Four questions an image in groups of three leave two holes in every second group."""
     trainer(tmp_path / "run", plan(questions=3, epochs=2)).train()

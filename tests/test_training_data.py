@@ -123,6 +123,36 @@ def test_what_does_not_go_together(changes: dict[str, Any], message: str) -> Non
         Lessons(dataset(8, seed=1), dataset(8, seed=1), old=strange, share=0.5)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": 100_000}, "recipe.images is 100,000, but made of seed 0 makes 24 groups of 3 "),
+        ({"images": 65}, "recipe.images is 65, but made of seed 0 makes 24 groups of 3 question"),
+        (
+            {"questions": 9_999},
+            "recipe.questions is 9,999, but made of seed 0 has 4 questions about",
+        ),
+    ],
+)
+def test_a_batch_that_is_larger_than_all_there_is(change: dict[str, Any], message: str) -> None:
+    """Its memory is taken before a step is made."""
+    for of in (lessons(), Lessons(dataset(), dataset(8, seed=1), old=dataset(999), share=0.5)):
+        with pytest.raises(InputError, match=message):
+            opened(of, recipe=replace(RECIPE, **change))
+
+
+def test_a_batch_that_is_larger_than_all_that_is_old() -> None:
+    of = Lessons(dataset(99), dataset(8, seed=1), old=dataset(), share=0.5)
+    with pytest.raises(InputError, match="is 99, but made of seed 0 makes 24 groups"):
+        opened(of, recipe=replace(RECIPE, images=99))
+
+
+def test_a_batch_of_the_usual_size_is_filled_up() -> None:
+    (numbers,) = which(opened(lessons(), recipe=Recipe(images=64, questions=10)), 1)
+    assert sorted(n for n in numbers if n != UNKNOWN) == list(range(len(dataset())))
+    assert len(numbers) == 640
+
+
 @pytest.mark.parametrize("change", [{"shift": 1}, {"jitter": 0.1}])
 def test_only_pictures_are_moved_and_lit_anew(change: dict[str, Any]) -> None:
     features = replace(dataset(), images=np.zeros((12, 14, 14, 8), np.float16))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from macnet import parallel
@@ -19,6 +20,7 @@ from macnet.errors import InputError
 from macnet.models.registry import Fit
 from macnet.training.recipes import Recipe
 
+USUAL = {"images": 64, "questions": 10}  # in a batch, of recipes that come with macnet
 EPOCH = 700_000  # questions of an endless world that count as one: as many as CLEVR has
 
 
@@ -70,16 +72,7 @@ class Lessons:
         compile: bool = False,
     ) -> Source:
         """Batches of this process, from the position on where an earlier run stopped."""
-        if recipe.images % parallel.size():
-            raise InputError(
-                f"recipe.images is {recipe.images}; it must be a multiple of the "
-                f"{parallel.size()} processes that share a batch"
-            )
-        if (recipe.shift or recipe.jitter) and not self.fit().pixels:
-            raise InputError(
-                f"recipe.shift is {recipe.shift} and recipe.jitter {recipe.jitter}, but these are "
-                "features; only pictures are moved and lit anew"
-            )
+        train = self.check(recipe, subset)
         images = recipe.images // parallel.size()
         shard = parallel.rank(), parallel.size()
 
@@ -95,14 +88,10 @@ class Lessons:
             )
 
         def main(position: int) -> Source:
-            if isinstance(self.train, Dataset):
-                return batches(
-                    self.train if subset is None else self.train.subset(subset), position
-                )
-            if subset is not None:
-                raise InputError("an endless world has no subset; make a dataset of it first")
+            if isinstance(train, Dataset):
+                return batches(train, position)
             return EndlessBatches(
-                replace(self.train, questions_per_image=recipe.questions),
+                replace(train, questions_per_image=recipe.questions),
                 self.vocabulary,
                 images=images,
                 device=device,
@@ -117,6 +106,28 @@ class Lessons:
         new, old = positions(position, self.share)
         return Mixture(main(new), batches(self.old, old), self.share)
 
+    def check(self, recipe: Recipe, subset: Subset | None) -> Dataset | World:
+        """What is learned from, or why it cannot be by this recipe, before anything is opened."""
+        if recipe.images % parallel.size():
+            raise InputError(
+                f"recipe.images is {recipe.images}; it must be a multiple of the "
+                f"{parallel.size()} processes that share a batch"
+            )
+        if (recipe.shift or recipe.jitter) and not self.fit().pixels:
+            raise InputError(
+                f"recipe.shift is {recipe.shift} and recipe.jitter {recipe.jitter}, but these are "
+                "features; only pictures are moved and lit anew"
+            )
+        train = self.train
+        if subset is not None:
+            if isinstance(train, World):
+                raise InputError("an endless world has no subset; make a dataset of it first")
+            train = train.subset(subset)
+        for dataset in (train, self.old):
+            if isinstance(dataset, Dataset):
+                _check_batch(recipe, dataset)
+        return train
+
     def to_record(self) -> dict[str, Any]:
         """For whoever wants to know, and to see that a run goes on with the same."""
         train = asdict(self.train) if isinstance(self.train, World) else self.train.about
@@ -126,6 +137,26 @@ class Lessons:
 
 def steps_of_epoch(source: Source, recipe: Recipe) -> int:
     return source.steps or -(-EPOCH // (recipe.images * recipe.questions))
+
+
+def _check_batch(recipe: Recipe, dataset: Dataset) -> None:
+    """Whether a batch is larger than all there is, and would be filled up with repetitions.
+
+    One of the usual size may be: a set for a first try is small, and the repetitions cost little.
+    """
+    dataset.refuse_empty()
+    _, counts = np.unique(dataset.rows[dataset.chosen], return_counts=True)
+    most, groups = int(counts.max()), int((-(-counts // recipe.questions)).sum())
+    if recipe.questions > max(most, USUAL["questions"]):
+        raise InputError(
+            f"recipe.questions is {recipe.questions:,}, but {dataset.name} has {most:,} questions "
+            "about an image at most; give no more than that"
+        )
+    if recipe.images > max(groups, USUAL["images"]):
+        raise InputError(
+            f"recipe.images is {recipe.images:,}, but {dataset.name} makes {groups:,} groups of "
+            f"{recipe.questions} question(s) about an image in all; give no more than that"
+        )
 
 
 def _refuse_unfit(dataset: Dataset, like: Dataset) -> None:

@@ -25,7 +25,7 @@ class Recipe:
     """
 
     images: int = 64
-    """N: images in a batch, over all processes."""
+    """N: images in a batch, over all processes; no more than there are, unless 64 or less."""
     questions: int = 1
     """G: questions about each of them; ten is as many as CLEVR has, and fastest."""
     epochs: float = 25

@@ -131,7 +131,9 @@ class Trainer:
         if start is not None:
             load_weights(network, start.weights, start.path)
         for stage in self.plan.stages:
-            chosen_weights(network, of_stage(self.plan.recipe, stage).trains)
+            recipe = of_stage(self.plan.recipe, stage)
+            chosen_weights(network, recipe.trains)
+            self.lessons.check(recipe, stage.subset)
         torch.manual_seed(seed * 1_000_003 + 1 + parallel.rank())  # and drops in its own way
         return network.to(self._device)
 
