@@ -18,6 +18,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,7 @@ from macnet.progress import progress
 from macnet.workers import pool
 
 MAX_COUNT = 1_000_000  # images are numbered with six digits
+CHECKED_SILENTLY = 10_000  # images, in a second or so
 
 
 def generate(
@@ -193,12 +195,14 @@ def _to_draw(splits: Sequence[_Split], joined: Collection[_Split]) -> list[_Task
         for split, chunk in groups
         if split in joined or _is_part(split.part("drawn", chunk.start))
     ]
+    count = sum(len(chunk) for _, chunk in drawn)
+    shown = progress("checked", "images", count) if count > CHECKED_SILENTLY else nullcontext()
     whole = set()
-    if drawn:
-        with progress("checked", "images", sum(len(chunk) for _, chunk in drawn)) as advance:
-            for split, chunk in drawn:
-                if split.has_pictures(chunk):
-                    whole.add((split, chunk))
+    with shown as advance:
+        for split, chunk in drawn:
+            if split.has_pictures(chunk):
+                whole.add((split, chunk))
+            if advance is not None:
                 advance(len(chunk))
     return [group for group in groups if group not in whole]
 
