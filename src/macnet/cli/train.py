@@ -162,7 +162,8 @@ def _show_best(out: Path, val: Dataset, device: torch.device, recipe: Recipe) ->
 
     best = open_trained(out)
     with Answering(val, device=device, precision=recipe.precision) as answering:
-        answers = answering(best.system, best.network().to(device), show=False)
+        network = best.network().to(device)
+        answers = answering(best.system, network, show=False, name=best.path)
     results = measure(val, answers)
     seconds = max(line.get("seconds", 0.0) for line in read_record(out / RECORD))
     print(

@@ -25,7 +25,7 @@ from PIL import Image
 from torch import Tensor
 
 from macnet.data.vocab import END, MAX_WORDS, SPECIALS, START, TOKENISINGS, Vocabulary
-from macnet.errors import InputError
+from macnet.errors import InputError, is_about_memory, not_finite
 from macnet.explain.picture import Picture, open_picture, squeeze
 from macnet.explain.reply import Centres, Explanation, Look, Reply, Unknown
 from macnet.explain.spelling import likely_meant
@@ -71,9 +71,12 @@ class Model:
         self.trained = trained
         try:
             self.device = torch.device(device)
-            self.network = trained.network().to(self.device)
-        except (RuntimeError, AssertionError, TypeError):  # torch has all of them for it
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError, TypeError) as error:  # torch has all of them for it
+            if is_about_memory(error):
+                raise
             raise InputError(f"device is {device!r}, which is not here; choose cpu") from None
+        self.network = trained.network().to(self.device)
 
     def ask(self, image: Picture, question: str) -> Reply:
         """What the network answers; a picture is a path, an image of Pillow's, or an array."""
@@ -115,6 +118,8 @@ class Model:
         return torch.tensor([[ids[word] for word in asked.words]], device=self.device)
 
     def _reply(self, asked: Asked, logits: Tensor) -> Reply:
+        if not logits.isfinite().all():
+            raise not_finite(self.trained.path)
         shares = zip(
             self.trained.vocabulary.answers, logits[0].double().softmax(-1).tolist(), strict=True
         )
