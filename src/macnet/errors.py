@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import errno
 
-LACKS_MEMORY = ("allocate memory", "not enough memory", "out of memory", "failed to map segment")
+LACKS_MEMORY = (
+    "allocate memory",
+    "not enough memory",
+    "out of memory",
+    "failed to map segment",  # the loader, of a library
+    "could not create a primitive",  # oneDNN, of whatever a layer needs
+    "can't start new thread",
+)
 
 
 class InputError(Exception):

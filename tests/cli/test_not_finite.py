@@ -89,7 +89,7 @@ def test_a_step_too_far_is_found_at_validation(here: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(loop.Learner, "step", too_far)
     with pytest.raises(
-        InputError, match="answers at validation were not finite at step 1, .* will"
+        InputError, match=r"answers at validation were not finite at step 1, .* will"
     ):
         trainer(here / "new", plan(epochs=1 / 3, validate=1 / 3)).train()
     assert not (here / "new" / BEST).exists()

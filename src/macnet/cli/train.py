@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -140,7 +140,7 @@ def train(
         _show_best(run.out, lessons.val, own, recipe)
 
 
-def command(arguments: Sequence[str]) -> Callable[..., None]:
+def command(arguments: Sequence[str]) -> partial[None]:
     """`train`, with the flags and defaults that follow from what these arguments choose."""
     chosen = choose(arguments)
     return partial(

@@ -138,7 +138,8 @@ def observe(
 ) -> tuple[Truth, list[Watched]]:
     """Ask all of them the questions about the first images of a split, and watch.
 
-    One whose answers are not finite is refused by that name. Their pictures have the same places: they look at pixels through trunks of one kind.
+    Their pictures have the same places: they look at pixels through trunks of one kind. One whose
+    answers are not finite is refused, by that name.
     """
     if images < 1:
         raise InputError(f"{images} images of {split!r} are asked for; one is the least")

@@ -47,6 +47,8 @@ def write_checkpoint(path: Path, about: Mapping[str, Any], tensors: Mapping[str,
 
 def read_checkpoint(path: Path) -> Checkpoint:
     refuse_no_file(path)
+    if not path.is_file():
+        raise InputError(f"{path}: it is no checkpoint, nor a file of any kind")
     path.open("rb").close()  # which says why it may not be read; the next takes it for missing
     try:
         with safe_open(path, framework="pt") as file:
@@ -184,7 +186,7 @@ def load_weights(network: nn.Module, weights: Mapping[str, Tensor], path: Path) 
     """Into a network of the same shapes; an embedding may have more words, which are then new."""
     own = network.state_dict()
     for name, new in weights.items():
-        if name.endswith("embedding.weight") and name in own and 0 < new.dim():
+        if name.endswith("embedding.weight") and name in own and new.dim() > 0:
             room = own[name]
             room[len(new) :].normal_(std=NEW_WORD)
             own[name] = room[: len(new)]

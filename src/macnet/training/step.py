@@ -224,9 +224,9 @@ def check_state(
     }
     for name, weight in chosen_weights(network, recipe.trains).items():
         is_pushed = recipe.optimiser == "muon" and is_matrix(name, weight)
-        state = {"momentum": weight} if is_pushed else {"exp_avg": weight, "exp_avg_sq": weight}
-        if not is_pushed:
-            state["step"] = torch.zeros((), device="meta")
+        step = torch.zeros((), device="meta")
+        moments = {"step": step, "exp_avg": weight, "exp_avg_sq": weight}
+        state = {"momentum": weight} if is_pushed else moments
         named = {f"optimiser/{key}/{name}": tensor for key, tensor in state.items()}
         if named.keys() & tensors.keys():  # there is none before the first step
             wanted |= named
