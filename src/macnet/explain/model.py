@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import string
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
 from reprlib import repr as shown  # which no word can make longer than a line
@@ -33,6 +35,7 @@ from macnet.models.encoders import PixelTrunk
 from macnet.models.mac import MACNetwork, Step
 from macnet.models.registry import look_and_read
 from macnet.training.checkpoint import Trained, open_trained
+from macnet.workers import one_thread
 
 SYMBOLS = frozenset(string.punctuation + string.whitespace)
 EMPTY = frozenset(("", SPECIALS[START], SPECIALS[END]))
@@ -81,7 +84,7 @@ class Model:
     def ask(self, image: Picture, question: str) -> Reply:
         """What the network answers; a picture is a path, an image of Pillow's, or an array."""
         asked = understand(question, self.trained.vocabulary)
-        with torch.inference_mode():
+        with self._thinking():
             logits = self.network(self._seen(open_picture(image)), self._read(asked))
         return self._reply(asked, logits)
 
@@ -94,7 +97,7 @@ class Model:
                 "attends to nothing; only a MAC can be watched while it thinks"
             )
         asked, picture = understand(question, self.trained.vocabulary), open_picture(image)
-        with torch.inference_mode():
+        with self._thinking():
             logits, steps = network.trace(self._seen(picture), self._read(asked))
         size = self.trained.fit.height, self.trained.fit.width
         places = PixelTrunk.centres(*size)
@@ -108,6 +111,17 @@ class Model:
             centres=Centres(*middles),
             looks=tuple(_look(step, grid) for step in steps),
         )
+
+    @contextmanager
+    def _thinking(self) -> Iterator[None]:
+        """On a CPU with a single thread: a question is too little work to share out.
+
+        Several that wait for each other at every small product lose more than they win, and on a
+        busy machine ten times as much. Whatever else this process does keeps its threads.
+        """
+        alone = one_thread() if self.device.type == "cpu" else nullcontext()
+        with alone, torch.inference_mode():
+            yield
 
     def _seen(self, picture: Image.Image) -> Tensor:
         pixels = squeeze(picture, self.trained.fit.width, self.trained.fit.height)
