@@ -2,7 +2,7 @@
 
     python benchmarks/threads.py --out results/threads_cpu.json
 
-Each row is a fresh process that asks the shipped network one question after another, first alone,
+Each row is a fresh process that asks the shipped network one question after another, first so,
 then beside as many busy loops as there are cores. Other work on the machine counts in both, so
 compare within one run.
 """
@@ -75,7 +75,7 @@ def main() -> None:
         print(json.dumps(measure(args.measure, args.seconds)))
         return
     load = os.getloadavg()[0]
-    alone = {name: in_a_process(name, args.seconds) for name in ROWS}
+    without = {name: in_a_process(name, args.seconds) for name in ROWS}
     busy = [sys.executable, "-c", "while True: pass"]
     loops = [subprocess.Popen(busy) for _ in range(os.cpu_count() or 1)]
     try:
@@ -88,7 +88,7 @@ def main() -> None:
         "questions asked of the shipped network from Python on a CPU, one after another",
         load_before=round(load, 1),
         busy_loops=len(loops),
-        alone=alone,
+        without_busy_loops=without,
         beside_busy_loops=beside,
     )
 
