@@ -109,6 +109,25 @@ def test_a_device_that_is_not_here(device: Any, run: Path) -> None:
         macnet.load(run, device=device)
 
 
+@pytest.mark.parametrize("way", ["ask", "explain"])
+def test_a_question_is_one_threads_work(
+    way: str, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what comes after it has the threads that it had."""
+    torch.set_num_threads(3)
+    used: list[int] = []
+    network: Any = model.network
+    inner = network._answer
+
+    def count(*given: Any, **options: Any) -> Any:
+        used.append(torch.get_num_threads())
+        return inner(*given, **options)
+
+    monkeypatch.setattr(network, "_answer", count)
+    getattr(model, way)(SCENE, QUESTION)
+    assert (used, torch.get_num_threads()) == ([1], 3)
+
+
 # --- questions -------------------------------------------------------------------------------
 
 

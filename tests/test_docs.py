@@ -6,7 +6,6 @@ import functools
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,9 @@ import pytest
 
 from macnet.clevr.generate import generate
 from macnet.clevr.world import World
-from macnet.cli.main import COMMANDS, main
+from macnet.cli import commands as table
+from macnet.cli.commands import COMMANDS
+from macnet.cli.main import main
 from macnet.cli.train import command
 
 ROOT = Path(__file__).parents[1]
@@ -124,9 +125,8 @@ def test_a_command_is_understood(
         assert isinstance(made, functools.partial)
         return functools.partial(idle(made.func), **made.keywords)
 
-    entry = sys.modules[main.__module__]
-    monkeypatch.setattr(entry, "command", flags_of_train)
-    monkeypatch.setattr(entry, "COMMANDS", {name: idle(run) for name, run in COMMANDS.items()})
+    monkeypatch.setattr(table, "command", flags_of_train)
+    monkeypatch.setattr(table, "COMMANDS", {name: idle(run) for name, run in COMMANDS.items()})
     assert main(shlex.split(line, comments=True)[1:]) == 0, capsys.readouterr().err
 
 

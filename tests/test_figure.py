@@ -24,6 +24,7 @@ from macnet.explain.figure import (
     MOST_READ,
     PLAIN,
     READ,
+    _pieces,
     draw_figure,
     draw_frames,
     most_read,
@@ -193,3 +194,36 @@ def test_a_full_disk_leaves_nothing(
     with pytest.raises(OSError, match="No space left"):
         write(explanation(steps=1, picture=(60, 20)), tmp_path / "figure")
     assert list(tmp_path.iterdir()) == []
+
+
+class Ruler:
+    """A font of ten pixels a letter, which counts the letters that it has measured."""
+
+    measured = 0
+
+    def getlength(self, text: str) -> float:
+        self.measured += len(text)
+        return 10.0 * len(text)
+
+
+@pytest.mark.parametrize(
+    ("word", "pieces"),
+    [
+        ("", [""]),
+        ("a", ["a"]),
+        ("abcdefg", ["abcdefg"]),
+        ("abcdefgh", ["abcdefg", "h"]),
+        ("w" * 40_000, ["w" * 7] * 5714 + ["ww"]),
+    ],
+)
+def test_words_in_pieces(word: str, pieces: list[str]) -> None:
+    ruler = Ruler()
+    assert [*_pieces(word, ruler, 75)] == pieces  # type: ignore[arg-type]
+    assert ruler.measured <= 10 + 10 * len(word), "of a long word, only a little at a time"
+    assert [*_pieces("wide", ruler, 3)] == [*"wide"]  # type: ignore[arg-type]
+
+
+def test_a_question_of_a_book() -> None:
+    """Its beginning is shown; a picture of all of it would be a wall."""
+    long, longer = (draw_figure(explanation(question="w " * n)) for n in (900, 50_000))
+    assert long.size == longer.size

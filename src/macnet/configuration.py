@@ -14,9 +14,16 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound="DataclassInstance")
 
 
-def refuse_no_count(name: str, value: object) -> None:
-    if not (type(value) is int and value >= 1):
-        raise InputError(f"{name} is {value!r}; it must be a whole number from 1")
+SIZES, REPEATS = 65_536, 1_000
+"""The most that a dimension may be, and a number of layers, blocks or steps.
+
+A file that asks for more is forged, or a typing error: a network is not begun that no memory holds.
+"""
+
+
+def refuse_no_count(name: str, value: object, most: int = SIZES) -> None:
+    if not (type(value) is int and 1 <= value <= most):
+        raise InputError(f"{name} is {value!r:.40}; it must be a whole number from 1 to {most:,}")
 
 
 def refuse_no_choice(name: str, hint: Any, value: object) -> None:

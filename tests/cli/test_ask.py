@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -96,17 +94,6 @@ def test_words_it_has_never_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(sentence(capsys, "ask", "scene.png", "w" * 100_000)) < 200
 
 
-def test_where_there_are_no_bars(here: Path, run: Path) -> None:
-    command = [sys.executable, "-m", "macnet", "ask", "scene.png", QUESTION, "--model", str(run)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={"PYTHONIOENCODING": "latin-1"}
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    answer, *likely = done.stdout.splitlines()
-    assert answer in ANSWERS
-    assert likely[0].strip().endswith("#")
-
-
 def test_garbage_is_collected_again(capsys: pytest.CaptureFixture[str]) -> None:
     asks(capsys, "scene.png", QUESTION)
     assert gc.isenabled()
@@ -182,11 +169,3 @@ def test_without_the_network_that_is_shipped(
         f"{here}/mac.safetensors: the network that comes with macnet is missing; install macnet "
         "again, or name a run of your own"
     )
-
-
-@pytest.mark.parametrize("arguments", [["scene.png", "What", "color"], [QUESTION, "--top", "few"]])
-def test_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["ask", *arguments])
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err

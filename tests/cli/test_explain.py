@@ -111,7 +111,5 @@ def test_a_system_that_attends_to_nothing(
 
 
 def test_out_is_needed(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["explain", "picture.png", QUESTION, "--model", str(made)])
-    assert stopped.value.code == 2
-    assert "--out" in capsys.readouterr().err
+    said = sentence(capsys, "explain", "picture.png", QUESTION, "--model", made)
+    assert said == "--out must be given; see macnet explain --help"

@@ -183,8 +183,7 @@ def tell_unknown(reply: Reply) -> None:
 def _bars(reply: Reply, top: int) -> list[str]:
     likeliest = list(reply.probabilities.items())[:top]
     width = max(len(answer) for answer, _ in likeliest)
-    sign = "█" if (sys.stdout.encoding or "").lower().startswith("utf") else "#"
     return [
-        f"  {answer:{width}} {share:6.1%} {sign * round(BAR * share)}".rstrip()
+        f"  {answer:{width}} {share:6.1%} {'█' * round(BAR * share)}".rstrip()
         for answer, share in likeliest
     ]

@@ -118,6 +118,7 @@ def evaluate(
             recipe = trained.about.get("recipe")
             low = isinstance(recipe, dict) and recipe.get("precision") == "bfloat16"
             precision = "bfloat16" if low and device != "cpu" else "float32"
+        network = trained.network()  # refused before anything is packed, if it must be
         size = trained.fit.width, trained.fit.height
         means = Means(choose_cache(cache), size, str(own), workers)
         place, rules = _place(trained, data, question, is_shipped=is_shipped)
@@ -133,10 +134,10 @@ def evaluate(
                 "with --predictions FILE"
             )
         hidden = most_hidden(dataset, place.scenes(seen, means), own) if occlusion else None
-        network = trained.network().to(own)
+        network = network.to(own)
         with Answering(dataset, device=own, precision=precision) as answering:
             start = time.monotonic()
-            answers = answering(trained.system, network)
+            answers = answering(trained.system, network, name=trained.path)
             seconds = time.monotonic() - start
         if not is_first():
             return
@@ -217,6 +218,7 @@ def _watch(run: Path, asked: Asked, json_file: Path | None, device: str, workers
         split=asked.split,
         device=own,
         workers=workers,
+        name=trained.path,
     )
     found = measure(truth, *watched)
     what = f"{asked.split} of the generated world {world.seed}"

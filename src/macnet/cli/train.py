@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -145,7 +145,7 @@ def train(
         _show_best(run.out, lessons.val, own, recipe)
 
 
-def command(arguments: Sequence[str]) -> Callable[..., None]:
+def command(arguments: Sequence[str]) -> partial[None]:
     """`train`, with the flags and defaults that follow from what these arguments choose."""
     chosen = choose(arguments)
     return partial(
@@ -217,7 +217,8 @@ def _show_best(out: Path, val: Dataset, device: torch.device, recipe: Recipe) ->
 
     best = open_trained(out)
     with Answering(val, device=device, precision=recipe.precision) as answering:
-        answers = answering(best.system, best.network().to(device), show=False)
+        network = best.network().to(device)
+        answers = answering(best.system, network, show=False, name=best.path)
     results = measure(val, answers)
     seconds = max(line.get("seconds", 0.0) for line in read_record(out / RECORD))
     print(

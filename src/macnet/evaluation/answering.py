@@ -20,6 +20,7 @@ from macnet import parallel
 from macnet.data.ahead import settled
 from macnet.data.batches import Batches
 from macnet.data.dataset import Dataset
+from macnet.errors import not_finite
 from macnet.models.registry import System
 from macnet.progress import progress
 
@@ -58,27 +59,46 @@ class Answering:
             resident=resident,
         )
 
-    def __call__(self, system: System, network: nn.Module, *, show: bool = True) -> np.ndarray:
-        """(Q,) int16: the answer to each question of the set, UNKNOWN where it does not count."""
+    def __call__(
+        self,
+        system: System,
+        network: nn.Module,
+        *,
+        show: bool = True,
+        name: object = "the network",
+    ) -> np.ndarray:
+        """(Q,) int16: the answer to each question of the set, UNKNOWN where it does not count.
+
+        Where logits are not finite there are no answers: a network of that name is refused.
+        """
         with (
             _evaluating(network),
             torch.inference_mode(),
             torch.autocast(self._device.type, torch.bfloat16, enabled=self._low),
             self._progress(show) as advance,
         ):
-            found = parallel.sum_over_all(self._ask(system, network, advance)) - 1
-            return found.cpu().numpy().astype(np.int16)
+            found, total = map(parallel.sum_over_all, self._ask(system, network, advance))
+            if not total.isfinite():
+                raise not_finite(name)
+            return (found - 1).cpu().numpy().astype(np.int16)
 
-    def _ask(self, system: System, network: nn.Module, advance: Callable[[int], None]) -> Tensor:
-        """(Q,) int32, which NCCL can add: the answers plus one; nought where it did not ask."""
+    def _ask(
+        self, system: System, network: nn.Module, advance: Callable[[int], None]
+    ) -> tuple[Tensor, Tensor]:
+        """(Q,) int32, which NCCL can add: the answers plus one; nought where it did not ask.
+
+        And the sum of all logits, in float64, where no float32 overflows: finite if they are.
+        """
         # The one place more is the last, where number −1 leads: there the fillers' answers go.
         found = torch.zeros(self._questions + 1, dtype=torch.int32, device=self._device)
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
         steps = self._batches.steps
         passed = torch.cuda.Event() if self._device.type == "cuda" else None
         for step in range(steps):
             batch = next(self._batches)
-            best = system.answer(network, batch).argmax(dim=1)
-            found[batch.which] = best.to(torch.int32) + 1
+            logits = system.answer(network, batch)
+            total += logits.sum(dtype=torch.float64)
+            found[batch.which] = logits.argmax(dim=1).to(torch.int32) + 1
             # Nothing above waits for the GPU. It is waited for now and then, and only for what it
             # was asked a while ago: so it never runs dry, and what is shown is nearly true.
             if passed is not None and step % LEAD == 0:
@@ -87,7 +107,7 @@ class Answering:
             if passed is not None and step == steps - 1:
                 torch.cuda.synchronize(self._device)
             advance(self._asked * (step + 1) // steps - self._asked * step // steps)
-        return found[:-1]
+        return found[:-1], total
 
     def _progress(self, show: bool) -> AbstractContextManager[Callable[[int], None]]:
         if show:

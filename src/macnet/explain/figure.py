@@ -27,6 +27,7 @@ PAPER, INK, QUIET, FAINT = (255, 255, 255), (26, 26, 26), (107, 107, 107), (228,
 WARM = (245, 161, 26)  # behind the most attended word; ink reads on it at 8:1
 MOST_READ, READ = 6, 2 / 3  # words of a step in the figure: so many, or that share of attention
 LONGEST = 15  # letters of a word there
+LONGEST_QUESTION = 1600  # letters; one of the most words, and such as CLEVR's, has no more
 LIKELIEST = 5  # answers that are shown
 QUESTION_MS, STEP_MS, ANSWER_MS = 2000, 1000, 4000  # that a frame stays
 
@@ -77,7 +78,8 @@ def draw_frames(explanation: Explanation) -> list[Image.Image]:
 
 
 def _question(reply: Reply, width: int, size: int) -> Image.Image:
-    words = reply.question.split()
+    shown = reply.question[:LONGEST_QUESTION]
+    words = (shown if shown == reply.question else f"{shown}…").split()
     return _words(words, None, _size(words, size, 24, 16), width)
 
 
@@ -208,11 +210,23 @@ def _mixed(low: Colour, high: Colour, share: float) -> Colour:
 
 def _pieces(word: str, font: ImageFont.FreeTypeFont, width: float) -> Iterator[str]:
     """A word, in as many pieces as it takes to fit a line."""
-    while font.getlength(word) > width and len(word) > 1:
-        fits = max(1, bisect(range(len(word)), width, key=lambda n: font.getlength(word[:n])) - 1)
+    while (fits := _fitting(word, font, width)) < len(word):
         yield word[:fits]
         word = word[fits:]
     yield word
+
+
+def _fitting(word: str, font: ImageFont.FreeTypeFont, width: float) -> int:
+    """How many of its letters fit; but one in any case."""
+    # Among twice as many as are known to: to measure all of a long word, for each of its pieces,
+    # would take for ever.
+    some = 1
+    while some < len(word) and font.getlength(word[:some]) <= width:
+        some *= 2
+    if some >= len(word) and font.getlength(word) <= width:
+        return len(word)
+    few = range(min(some, len(word)))
+    return max(1, bisect(few, width, key=lambda n: font.getlength(word[:n])) - 1)
 
 
 def _cut(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:

@@ -10,6 +10,8 @@ A word that the network has never read is named in the reply, with what was read
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from os import PathLike
 from pathlib import Path
 from reprlib import repr as shown  # which no word can make longer than a line
@@ -22,13 +24,14 @@ from torch import Tensor
 
 from macnet.data.reading import EMPTY, Unknown, read, typed_words
 from macnet.data.vocab import MAX_WORDS, SPECIALS, UNK, Vocabulary
-from macnet.errors import InputError
+from macnet.errors import InputError, is_about_memory, not_finite
 from macnet.explain.picture import Picture, open_picture, squeeze
 from macnet.explain.reply import Centres, Explanation, Look, Reply
 from macnet.models.encoders import PixelTrunk
 from macnet.models.mac import MACNetwork, Step
 from macnet.models.registry import look_and_read
 from macnet.training.checkpoint import Trained, open_trained
+from macnet.workers import one_thread
 
 MOST_NAMED = 5
 SHIPPED = Path(__file__).parents[1] / "weights" / "mac.safetensors"
@@ -65,14 +68,17 @@ class Model:
         self.trained = trained
         try:
             self.device = torch.device(device)
-            self.network = trained.network().to(self.device)
-        except (RuntimeError, AssertionError, TypeError):  # torch has all of them for it
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError, TypeError) as error:  # torch has all of them for it
+            if is_about_memory(error):
+                raise
             raise InputError(f"device is {device!r}, which is not here; choose cpu") from None
+        self.network = trained.network().to(self.device)
 
     def ask(self, image: Picture, question: str) -> Reply:
         """What the network answers; a picture is a path, an image of Pillow's, or an array."""
         asked = understand(question, self.trained.vocabulary)
-        with torch.inference_mode():
+        with self._thinking():
             logits = self.network(self._seen(open_picture(image)), self._read(asked))
         return self._reply(asked, logits)
 
@@ -85,7 +91,7 @@ class Model:
                 "attends to nothing; only a MAC can be watched while it thinks"
             )
         asked, picture = understand(question, self.trained.vocabulary), open_picture(image)
-        with torch.inference_mode():
+        with self._thinking():
             logits, steps = network.trace(self._seen(picture), self._read(asked))
         size = self.trained.fit.height, self.trained.fit.width
         places = PixelTrunk.centres(*size)
@@ -100,6 +106,17 @@ class Model:
             looks=tuple(_look(step, grid) for step in steps),
         )
 
+    @contextmanager
+    def _thinking(self) -> Iterator[None]:
+        """On a CPU with a single thread: a question is too little work to share out.
+
+        Several that wait for each other at every small product lose more than they win, and on a
+        busy machine ten times as much. Whatever else this process does keeps its threads.
+        """
+        alone = one_thread() if self.device.type == "cpu" else nullcontext()
+        with alone, torch.inference_mode():
+            yield
+
     def _seen(self, picture: Image.Image) -> Tensor:
         pixels = squeeze(picture, self.trained.fit.width, self.trained.fit.height)
         return torch.tensor(pixels[None], device=self.device)
@@ -109,6 +126,8 @@ class Model:
         return torch.tensor([[ids.get(word, UNK) for word in asked.words]], device=self.device)
 
     def _reply(self, asked: Asked, logits: Tensor) -> Reply:
+        if not logits.isfinite().all():
+            raise not_finite(self.trained.path)
         shares = zip(
             self.trained.vocabulary.answers, logits[0].double().softmax(-1).tolist(), strict=True
         )

@@ -31,7 +31,7 @@ from macnet.clevr.world import Block, Stream, World
 from macnet.data.questions import UNKNOWN
 from macnet.data.stream import Encoder
 from macnet.data.vocab import PAD, Vocabulary
-from macnet.errors import InputError
+from macnet.errors import InputError, not_finite
 from macnet.evaluation.answering import AT_ONCE, AT_ONCE_ON_CPU
 from macnet.models.encoders import PixelTrunk
 from macnet.models.mac import MACNetwork
@@ -134,10 +134,12 @@ def observe(
     split: str = "val",
     device: torch.device | str = "cpu",
     workers: int = 0,
+    name: object = "the network",
 ) -> tuple[Truth, list[Watched]]:
     """Ask all of them the questions about the first images of a split, and watch.
 
-    Their pictures have the same places: they look at pixels through trunks of one kind.
+    Their pictures have the same places: they look at pixels through trunks of one kind. One whose
+    answers are not finite is refused, by that name.
     """
     if images < 1:
         raise InputError(f"{images} images of {split!r} are asked for; one is the least")
@@ -155,7 +157,7 @@ def observe(
             shows = shown_at(part.objects, place)
             tokens, real = side_by_side(part, encoder)
             for parts, network in zip(seen, networks, strict=True):
-                all_of_it = watch(network, part.images, tokens, shows)
+                all_of_it = watch(network, part.images, tokens, shows, name)
                 parts.append(Watched(*(column[real] for column in all_of_it)))
             for scene, of_scene, asked in zip(
                 to_scenes(part.scenes), shows.cpu(), part.questions, strict=True
@@ -169,9 +171,17 @@ def observe(
 
 
 @torch.inference_mode()
-def watch(network: MACNetwork, images: Tensor, questions: Tensor, shows: Tensor) -> Watched:
+def watch(
+    network: MACNetwork,
+    images: Tensor,
+    questions: Tensor,
+    shows: Tensor,
+    name: object = "the network",
+) -> Watched:
     """Of N images and B questions, as a network takes them; shows: (N, 10, L)."""
     logits, steps = network.trace(images, questions)
+    if not logits.isfinite().all():  # the columns below are waited for as well
+        raise not_finite(name)
     attention = torch.stack([step.knowledge for step in steps], 1).float()  # (B, p, L)
     each = len(questions) // len(images)
     on_objects = torch.einsum("ngpl,nol->ngpo", attention.unflatten(0, (-1, each)), shows.float())

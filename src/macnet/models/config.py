@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal, get_type_hints
 
-from macnet.configuration import refuse_no_choice, refuse_no_count
+from macnet.configuration import REPEATS, SIZES, refuse_no_choice, refuse_no_count
 from macnet.errors import InputError
 
 
@@ -132,14 +132,15 @@ class MACConfig:
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():
             if hint is int:
-                refuse_no_count(name, getattr(self, name))
+                refuse_no_count(name, getattr(self, name), REPEATS if name == "p" else SIZES)
             refuse_no_choice(name, hint, getattr(self, name))
-        for name, least in (("widths", 1), ("blocks", 0)):
+        for name, least, most in (("widths", 1, SIZES), ("blocks", 0, REPEATS)):
             value = getattr(self, name)
-            whole = all(type(count) is int and count >= least for count in value)
+            whole = all(type(count) is int and least <= count <= most for count in value)
             if len(value) != len(WIDTHS) or not whole:
                 raise InputError(
-                    f"{name} is {value!r}; it must be {len(WIDTHS)} whole numbers from {least}"
+                    f"{name} is {value!r:.60}; it must be {len(WIDTHS)} whole numbers from {least} "
+                    f"to {most:,}"
                 )
         if not _is_number(self.embedding_low) or self.embedding_low >= 1:
             raise InputError(

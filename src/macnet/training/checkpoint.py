@@ -19,16 +19,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from macnet.configuration import changed
+from macnet.configuration import SIZES, changed
 from macnet.data.vocab import Vocabulary
 from macnet.disk import refuse_no_file, write_safely
-from macnet.errors import InputError
+from macnet.errors import InputError, is_about_memory, not_finite
 from macnet.models.registry import Fit, System, find_preset
 
 FORMAT = 1
 BEST, LAST = "best.safetensors", "last.safetensors"
 NEW_WORD = 0.01  # the spread of new words' vectors, as clevr-iep has it
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FIRST_WEIGHTS = (nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_)
 
 
 class Checkpoint(NamedTuple):
@@ -44,12 +47,16 @@ def write_checkpoint(path: Path, about: Mapping[str, Any], tensors: Mapping[str,
 
 def read_checkpoint(path: Path) -> Checkpoint:
     refuse_no_file(path)
+    if not path.is_file():
+        raise InputError(f"{path}: it is no checkpoint, nor a file of any kind")
     path.open("rb").close()  # which says why it may not be read; the next takes it for missing
     try:
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError, RuntimeError) as error:
+        if is_about_memory(error):
+            raise MemoryError(str(error)) from None
         raise InputError(f"{path}: it is damaged, or no checkpoint ({error})") from None
     if "macnet" not in header:
         raise InputError(f"{path}: these weights do not say what they are of; not a checkpoint")
@@ -119,9 +126,32 @@ class Trained:
                 )
 
     def network(self) -> nn.Module:
-        network = self.system.build(self.config, self.fit)
+        with _Unfilled():
+            network = self.system.build(self.config, self.fit)
         load_weights(network, self.weights, self.path)
         return network.eval()
+
+    def _check(self) -> None:
+        """Before memory is taken: that the weights are those of the network it describes."""
+        with torch.device("meta"), _Unfilled():
+            network = self.system.build(self.config, self.fit)
+        check_tensors(self.weights, network.state_dict(), self.path)
+
+
+class _Unfilled(TorchFunctionMode):
+    """Networks are built in here without first weights, which those of a checkpoint replace.
+
+    To draw them takes longer than to read these; and on the device meta, torch would load its
+    compiler for it.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func in (Tensor.normal_, Tensor.uniform_):
+            return args[0]
+        if func in FIRST_WEIGHTS:
+            return given["tensor"]
+        return (torch.empty if func is torch.randn else func)(*args, **given)
 
 
 def open_trained(run: Path) -> Trained:
@@ -138,13 +168,17 @@ def open_trained(run: Path) -> Trained:
         config = preset.system.fitted(changed(preset.config, about["model"]), fit)
         if (fit.vocabulary, fit.answers) != (len(vocabulary), len(vocabulary.answers)):
             raise ValueError("its words, or answers, are more or fewer than it was made for")
-        if not all(isinstance(size, int) and size >= 0 for size in fit):
-            raise ValueError("it was made for images of no size")
+        if type(fit.pixels) is not bool or not all(
+            type(size) is int and 0 <= size <= SIZES for size in fit[3:]
+        ):
+            raise ValueError("it was made for images of no size, or of one that none have")
         if not isinstance(about["data"]["val"], Mapping):
             raise ValueError("it does not say what it was validated on")
     except (InputError, LookupError, TypeError, AttributeError, ValueError) as error:
         raise InputError(f"{path}: it describes no network that is known ({error})") from None
-    return Trained(preset.system, config, fit, vocabulary, tensors, about, path)
+    trained = Trained(preset.system, config, fit, vocabulary, tensors, about, path)
+    trained._check()
+    return trained
 
 
 def share_of(train: object) -> float | None:
@@ -172,7 +206,9 @@ def write_halved(trained: Trained, path: Path) -> None:
         for name, tensor in trained.weights.items()
     }
     for name, tensor in halves.items():
-        if not torch.isfinite(tensor).all():
+        if not trained.weights[name].isfinite().all():
+            raise not_finite(trained.path, f"its weights {name!r}")
+        if not tensor.isfinite().all():
             raise InputError(f"{trained.path}: {name!r} holds numbers too large for a half float")
     write_checkpoint(path, trained.about, halves)
 
@@ -180,20 +216,42 @@ def write_halved(trained: Trained, path: Path) -> None:
 def load_weights(network: nn.Module, weights: Mapping[str, Tensor], path: Path) -> None:
     """Into a network of the same shapes; an embedding may have more words, which are then new."""
     own = network.state_dict()
-    for name in [*own, *weights]:
-        if name not in weights or name not in own:
-            where = "the checkpoint" if name not in weights else "the network"
+    for name, new in weights.items():
+        if name.endswith("embedding.weight") and name in own and new.dim() > 0:
+            room = own[name]
+            room[len(new) :].normal_(std=NEW_WORD)
+            own[name] = room[: len(new)]
+    check_tensors(weights, own, path)
+    for name, room in own.items():
+        room.copy_(weights[name])
+        # A sum is a tenth of the work, and only where it is not finite, a weight may not be.
+        if room.is_floating_point() and not room.sum().isfinite() and not room.isfinite().all():
+            raise not_finite(path, f"its weights {name!r}")
+
+
+def check_tensors(
+    found: Mapping[str, Tensor], wanted: Mapping[str, Tensor], path: Path, *, exact: bool = False
+) -> None:
+    """Those of a file have the names and shapes that are wanted, and are numbers of that kind.
+
+    Those that are wanted may be on the device meta. Only `exact` types are as precise.
+    """
+    for name in [*wanted, *found]:
+        if name not in found or name not in wanted:
+            where = "the checkpoint" if name not in found else "the network"
             raise InputError(
                 f"{path}: {where} has no {name!r}; this is a checkpoint of another configuration"
             )
-    for name, room in own.items():
-        new = weights[name]
-        if name.endswith("embedding.weight") and new.dim() and len(new) < len(room):
-            room[len(new) :].normal_(std=NEW_WORD)
-            room = room[: len(new)]
+    for name, room in wanted.items():
+        new = found[name]
         if room.shape != new.shape:
             raise InputError(
                 f"{path}: {name!r} is {tuple(new.shape)}, but {tuple(room.shape)} is wanted; this "
                 "is a checkpoint of another configuration, or of other images"
             )
-        room.copy_(new)
+        inexact = not exact and room.dtype in FLOATS and new.dtype in FLOATS
+        if room.dtype != new.dtype and not inexact:
+            raise InputError(
+                f"{path}: {name!r} is of {new.dtype}, but {room.dtype} is wanted; this is no "
+                "checkpoint of this network"
+            )

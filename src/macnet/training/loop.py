@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 import torch
 
 from macnet import parallel
 from macnet.data.vocab import ANSWERS
-from macnet.errors import InputError
+from macnet.errors import InputError, NotFiniteError
 from macnet.evaluation.accuracy import Results
 from macnet.evaluation.report import in_one_line
 from macnet.models.registry import System
@@ -50,6 +51,10 @@ class Loop:
         self._patience, self._batch = recipe.patience, recipe.images * recipe.questions
         self._steps = max(1, round(recipe.epochs * steps_per_epoch))
         self._steps_per_epoch = steps_per_epoch
+        if not 0 <= standing.step <= self._steps:
+            raise InputError(
+                f"{run.folder / LAST}: step is {standing.step:,}, but the stage has {self._steps:,}"
+            )
         self._schedule = Schedule(recipe, self._steps, steps_per_epoch)
         self._validate_every = max(1, round(recipe.validate * steps_per_epoch))
         self._line_every = max(1, steps_per_epoch // LINES)
@@ -123,7 +128,10 @@ class Loop:
     def _take_stock(self, advance: Advance) -> None:
         """Validate, and see whether it was ever better."""
         now, network = self.standing, self._learner.evaluated()
-        results = self._validate(self._learner.system, network)
+        try:
+            results = self._validate(self._learner.system, network)
+        except NotFiniteError:  # the step just made was one too far
+            self._end_diverged("answers at validation were not finite")
         better = results.overall.value > now.best
         now.waited = 0 if better else now.waited + 1
         if better:
@@ -169,14 +177,16 @@ class Loop:
 
     def _refuse_divergence(self, lately: Meters) -> None:
         loss, guess = lately.mean_loss, math.log(len(ANSWERS))
-        if all(map(math.isfinite, lately)) and loss < HOPELESS * guess:
-            return
+        if not all(map(math.isfinite, lately)) or loss >= HOPELESS * guess:
+            self._end_diverged(f"the loss was {loss:.3g}")
+
+    def _end_diverged(self, sign: str) -> NoReturn:
         self._write("end", why="diverged")
         self._run.save_best()
         saved = (self._run.folder / LAST).exists()
         raise InputError(
-            f"{self._run.folder}: the loss was {loss:.3g} at step {self.standing.step:,}, learning "
-            f"at {self._rate():.1e}, and will not recover; try a smaller --recipe.lr, a longer "
+            f"{self._run.folder}: {sign} at step {self.standing.step:,}, learning at "
+            f"{self._rate():.1e}, and will not recover; try a smaller --recipe.lr, a longer "
             "--recipe.warm-up, a small --recipe.clip or --recipe.precision float32"
             + (f" ({LAST} is of an earlier, sound step)" if saved else "")
         )

@@ -20,6 +20,7 @@ from macnet.models.config import FOLLOWS
 from macnet.training.checkpoint import BEST, LAST, Checkpoint, read_checkpoint, write_checkpoint
 
 ABOUT, RECORD, CURVE = "run.json", "log.jsonl", "curve.png"
+FAR = 1 << 40  # no run counts so many questions, bytes or seconds
 PLACES = ("questions", "images", "place")  # where a dataset says it was found
 
 
@@ -47,6 +48,20 @@ class Standing:
     """What the meters showed at the last line of the record,"""
     at_epoch: list[float] = field(default_factory=list)
     """and at the end of the last epoch."""
+
+    @classmethod
+    def from_record(cls, record: Any, stages: int, path: Path) -> Standing:
+        """What the checkpoint of a run of so many stages says; whoever made it up is refused."""
+        fresh = asdict(cls())
+        if not isinstance(record, dict) or record.keys() != fresh.keys():
+            raise InputError(f"{path}: it does not say how far the run has come; it was not saved")
+        for name, value in record.items():
+            if not _is_like(fresh[name], value):
+                raise InputError(f"{path}: {name} is {value!r:.40}; no run has come so far")
+        standing = cls(**record)
+        if standing.stage >= stages:
+            raise InputError(f"{path}: stage is {standing.stage}, but the run has {stages}")
+        return standing
 
     def next_stage(self) -> Standing:
         return Standing(self.stage + 1, self.questions, self.seconds, self.record)
@@ -177,6 +192,14 @@ def _to_compare(about: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def _is_like(fresh: Any, value: Any) -> bool:
+    """Whether a number, or a list of them, may have become of what a new run has there."""
+    if isinstance(fresh, list):
+        return isinstance(value, list) and all(_is_like(0.0, number) for number in value)
+    kinds = (int, float) if isinstance(fresh, float) else (type(fresh),)
+    return type(value) in kinds and min(fresh, 0) <= value < FAR  # as nothing is that is no number
+
+
 # --- randomness ------------------------------------------------------------------------------
 
 
@@ -187,10 +210,13 @@ def _randomness() -> dict[str, Tensor]:
     return state
 
 
-def restore_randomness(tensors: Mapping[str, Tensor]) -> None:
+def restore_randomness(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Of this process, unless more go on than were stopped."""
     own = f"random/{parallel.rank()}"
-    if f"{own}/cpu" in tensors:
-        torch.set_rng_state(tensors[f"{own}/cpu"])
-    if f"{own}/cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors[f"{own}/cuda"])
+    try:
+        if f"{own}/cpu" in tensors:
+            torch.set_rng_state(tensors[f"{own}/cpu"])
+        if f"{own}/cuda" in tensors and torch.cuda.is_available():
+            torch.cuda.set_rng_state(tensors[f"{own}/cuda"])
+    except (RuntimeError, TypeError) as error:
+        raise InputError(f"{path}: what it kept of randomness is none ({error})") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -20,7 +21,8 @@ from macnet.data.batches import Source
 from macnet.errors import InputError
 from macnet.models.registry import System
 from macnet.training.augment import augmented
-from macnet.training.muon import Muon
+from macnet.training.checkpoint import check_tensors
+from macnet.training.muon import Muon, is_matrix
 from macnet.training.objectives import Objective
 from macnet.training.recipes import Recipe
 
@@ -197,7 +199,7 @@ class Learner:
         return tensors
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """What `state` gave. Whatever does not fit was checked before: it is of this run."""
+        """What `state` gave, as `check_state` has found."""
         self.network.load_state_dict(_below("network/", tensors))
         if self.average is not self.network:
             self.average.load_state_dict(_below("average/", tensors))
@@ -210,6 +212,27 @@ class Learner:
                         kept = torch.empty_like(weight).copy_(kept)  # in the weight's own layout
                     self.optimiser.state[weight][key] = kept
         self._meters.copy_(tensors["meters"])
+
+
+def check_state(
+    tensors: Mapping[str, Tensor], network: nn.Module, recipe: Recipe, path: Path
+) -> None:
+    """That what a file holds is what `state` gives of such a network, at some step."""
+    kept = ("network", "average") if recipe.average else ("network",)
+    wanted = {
+        f"{kind}/{name}": tensor for kind in kept for name, tensor in network.state_dict().items()
+    }
+    for name, weight in chosen_weights(network, recipe.trains).items():
+        is_pushed = recipe.optimiser == "muon" and is_matrix(name, weight)
+        step = torch.zeros((), device="meta")
+        moments = {"step": step, "exp_avg": weight, "exp_avg_sq": weight}
+        state = {"momentum": weight} if is_pushed else moments
+        named = {f"optimiser/{key}/{name}": tensor for key, tensor in state.items()}
+        if named.keys() & tensors.keys():  # there is none before the first step
+            wanted |= named
+    wanted["meters"] = torch.zeros(len(Meters._fields), dtype=torch.float64, device="meta")
+    found = {name: tensor for name, tensor in tensors.items() if not name.startswith("random/")}
+    check_tensors(found, wanted, path, exact=True)
 
 
 def chosen_weights(network: nn.Module, parts: tuple[str, ...]) -> dict[str, nn.Parameter]:

@@ -8,6 +8,7 @@ What a stage does is data (`recipes`); nothing here knows one system from anothe
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,10 +18,11 @@ import torch
 from torch import nn
 
 from macnet import parallel
+from macnet.errors import InputError
 from macnet.evaluation.accuracy import Results, measure
 from macnet.evaluation.answering import Answering
 from macnet.models.registry import System, find_preset
-from macnet.training.checkpoint import Checkpoint, Trained, load_weights, share_of
+from macnet.training.checkpoint import LAST, Checkpoint, Trained, load_weights, share_of
 from macnet.training.curve import draw_curve
 from macnet.training.data import Lessons, steps_of_epoch
 from macnet.training.loop import Loop
@@ -28,7 +30,7 @@ from macnet.training.objectives import OBJECTIVES
 from macnet.training.recipes import TEACHINGS, Recipe, Stage, of_stage
 from macnet.training.record import Record
 from macnet.training.run import CURVE, RECORD, Run, Standing, restore_randomness
-from macnet.training.step import Learner, chosen_weights
+from macnet.training.step import Learner, check_state, chosen_weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +111,7 @@ class Trainer:
         """To the end; False if that was reached before."""
         network = self._build()  # first of all: what does not fit together leaves no run behind
         with self._run.held(resume=resume) as checkpoint:
-            standing = Standing(**checkpoint.about["standing"]) if checkpoint else Standing()
+            standing = self._checked(checkpoint, network) if checkpoint else Standing()
             left = self.plan.stages[standing.stage + standing.over :]
             first, folder = parallel.is_first(), self._run.folder
             if left:
@@ -123,6 +125,19 @@ class Trainer:
             if first:
                 draw_curve(folder / RECORD, folder / CURVE, self.plan.preset)
         return bool(left)
+
+    def _checked(self, checkpoint: Checkpoint, network: nn.Module) -> Standing:
+        """Where a checkpoint says that the run stands, if all that it holds is of such a run."""
+        path, stages = self._run.folder / LAST, self.plan.stages
+        standing = Standing.from_record(checkpoint.about["standing"], len(stages), path)
+        recipe = of_stage(self.plan.recipe, stages[standing.stage])
+        check_state(checkpoint.tensors, network, recipe, path)
+        meters = checkpoint.tensors["meters"].tolist()
+        for before in ([0.0] * len(meters), standing.at_line, standing.at_epoch):
+            fits = [a <= b < math.inf for a, b in zip(before, meters, strict=False)]
+            if before and not (len(before) == len(meters) and all(fits)):
+                raise InputError(f"{path}: its meters are at {meters}, and were at {before} before")
+        return standing
 
     def _build(self) -> nn.Module:
         seed, start = self.plan.seed, self.plan.start
@@ -171,7 +186,7 @@ class Trainer:
             )
             if checkpoint is not None:
                 learner.restore(checkpoint.tensors)
-                restore_randomness(checkpoint.tensors)
+                restore_randomness(checkpoint.tensors, self._run.folder / LAST)
             loop = Loop(
                 stage.name,
                 learner,

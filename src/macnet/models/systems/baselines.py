@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from macnet.configuration import refuse_no_count
+from macnet.configuration import REPEATS, SIZES, refuse_no_count
 from macnet.errors import InputError
 from macnet.models.config import WIDTHS
 from macnet.models.encoders import PAD, PixelMaps, lengths_of, look_up
@@ -36,7 +36,8 @@ class LSTMConfig:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            refuse_no_count(field.name, getattr(self, field.name))
+            most = REPEATS if field.name == "layers" else SIZES
+            refuse_no_count(field.name, getattr(self, field.name), most)
 
 
 @dataclass(frozen=True, kw_only=True)
