@@ -22,7 +22,7 @@ from PIL.PngImagePlugin import PngInfo
 from macnet.clevr.release import FORMAT, read_scenes
 from macnet.clevr.render import QUALITIES, refuse_huge, render
 from macnet.clevr.scene import Scene
-from macnet.disk import read_json, whole_file, write_safely
+from macnet.disk import read_json, refuse_no_file, whole_file, write_safely
 from macnet.errors import InputError
 from macnet.progress import progress
 from macnet.workers import default_workers, in_order, pool
@@ -139,6 +139,7 @@ def drawn_as(scenes_json: Path) -> tuple[tuple[int, int], str]:
 
     Scenes that belong to none are drawn in the release's size, to be looked at.
     """
+    refuse_no_file(scenes_json)
     folder = scenes_json.resolve().parent
     settings_file = folder.with_name("world.json")
     is_there = folder.name == "scenes" and settings_file.exists()
