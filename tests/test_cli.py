@@ -273,11 +273,18 @@ def test_too_little_memory(
     assert said.startswith("macnet: there is not enough memory; try smaller batches (")
 
 
-@pytest.mark.parametrize("where", ["safe_open", "Trained.network"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "training.checkpoint.safe_open",
+        "training.checkpoint.Trained.network",
+        "explain.picture._to_rgb",
+    ],
+)
 def test_memory_is_not_blamed_on_a_file_nor_on_a_device(
     where: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(f"macnet.training.checkpoint.{where}", lambda *_, **__: LACKS[1]())
+    monkeypatch.setattr(f"macnet.{where}", lambda *_, **__: LACKS[1]())
     Image.new("RGB", (48, 32)).save("scene.png")
     said = complaint(capsys, "ask", "scene.png", "What color is the cube?")
     assert said.startswith("macnet: there is not enough memory; try smaller batches (")

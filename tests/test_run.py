@@ -27,6 +27,7 @@ from macnet.disk import alone_in
 from macnet.errors import InputError
 from macnet.training import trainer as trainer_module
 from macnet.training.checkpoint import open_trained, read_checkpoint, write_checkpoint
+from macnet.training.interrupts import PATIENCE, Interrupts
 from macnet.training.trainer import Plan
 from test_record import room_for
 from tiny_lessons import SMALL, assert_equal, plan, trainer
@@ -171,13 +172,22 @@ def test_a_signal_from_outside(made: Plan, unbroken: Path, tmp_path: Path) -> No
     assert_equal(folder, unbroken)
 
 
-def test_a_second_ctrl_c_does_not_wait(made: Plan, tmp_path: Path) -> None:
+def test_three_quick_ctrl_c_are_one() -> None:
+    """The second and the third do not keep what the first asked for from being saved."""
+    with Interrupts() as interrupts:
+        for _ in range(3):
+            signal.raise_signal(signal.SIGINT)
+    assert interrupts.asked
+
+
+def test_a_late_ctrl_c_does_not_wait(made: Plan, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     running = process(save_for_ever, folder, made)
     wait_for(lambda: recorded(folder))
-    for _ in range(2):
-        os.kill(running.pid or 0, signal.SIGINT)
-        wait_for(folder.with_suffix(".saving").exists)
+    os.kill(running.pid or 0, signal.SIGINT)
+    wait_for(folder.with_suffix(".saving").exists)
+    time.sleep(PATIENCE)
+    os.kill(running.pid or 0, signal.SIGINT)
     running.join(10)
     assert not running.is_alive()
     assert folder.with_suffix(".end").read_text() == "KeyboardInterrupt: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import signal
 import subprocess
@@ -112,6 +113,9 @@ def test_a_late_ctrl_c_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", ended.append)
     try:
         ctrl_c = streams.CtrlC()
+        monkeypatch.setattr(streams.Interrupts, "heard", time.monotonic())
+        signal.raise_signal(signal.SIGINT)  # it is the same that made a run save and stop
+        monkeypatch.setattr(streams.Interrupts, "heard", -math.inf)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGINT)

@@ -11,6 +11,7 @@ from types import FrameType
 from typing import TextIO
 
 from macnet.errors import InputError
+from macnet.training.interrupts import PATIENCE, Interrupts
 
 LOOK_ALIKES = str.maketrans(
     {"−": "-", "–": "-", "—": "-", "×": "x", "→": ">", "█": "#", "…": "~", "±": "~", "·": "."}
@@ -21,7 +22,6 @@ LOOK_ALIKES = str.maketrans(
 )
 """Each as wide as what it stands for, so that tables stay tables."""
 
-PATIENCE = 1.0  # seconds after a Ctrl-C: whoever presses it again by then only presses it hard
 SHOW_CURSOR = "\x1b[?25h"  # which a progress bar has hidden
 
 
@@ -65,10 +65,11 @@ class CtrlC:
         signal.signal(signal.SIGINT, self._hear)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        if self._first is None:
-            self._first = time.monotonic()
+        now = time.monotonic()
+        if self._first is None and now - Interrupts.heard > PATIENCE:
+            self._first = now
             raise KeyboardInterrupt
-        if time.monotonic() - self._first > PATIENCE:
+        if self._first is not None and now - self._first > PATIENCE:
             if os.isatty(2):
                 os.write(2, SHOW_CURSOR.encode())
             os._exit(128 + number)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from macnet.disk import refuse_no_file
-from macnet.errors import InputError
+from macnet.errors import InputError, is_about_memory
 
 PUBLISHED = "https://download.pytorch.org/models/resnet101-63fe2227.pth"
 BLOCKS = (3, 4, 23, 3)
@@ -156,7 +156,7 @@ def _read(path: Path) -> dict[str, Any]:
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged pickles and archives know no end of them
-        if isinstance(error, OSError) and error.filename is not None:
+        if is_about_memory(error) or (isinstance(error, OSError) and error.filename is not None):
             raise
         raise InputError(
             f"{path}: it cannot be read as weights saved by torch or safetensors; is it damaged?"

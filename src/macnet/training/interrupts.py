@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
+import time
 from types import FrameType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
+
+PATIENCE = 1.0  # seconds after a Ctrl-C: whoever presses it again by then only presses it hard
 
 
 class Interrupts:
-    """The first Ctrl-C, or polite kill, asks for an end; the second does not wait for it."""
+    """The first Ctrl-C, or polite kill, asks for an end; one much later does not wait for it."""
+
+    heard: ClassVar = -math.inf
+    """When one last asked: what comes soon after it is for nobody else either."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -25,8 +32,11 @@ class Interrupts:
         self._restore()
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        self._restore()
+        if not self.asked:
+            self.asked, Interrupts.heard = True, time.monotonic()
+        elif time.monotonic() - Interrupts.heard > PATIENCE:
+            self._restore()
+            signal.raise_signal(number)
 
     def _restore(self) -> None:
         while self._before:
