@@ -340,6 +340,7 @@ def test_an_interruption(
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
+    (here / "scenes.json").write_text("{}")
     monkeypatch.setattr("macnet.clevr.pictures.draw_file", interrupt)
     said = complaint(capsys, "render", "scenes.json", "out", code=130)
     assert said == "macnet: stopped; the same command goes on from here"

@@ -106,6 +106,8 @@ ORDER = [
     "cli.export",
     "cli.ask",
     "cli.explain",
+    "cli.commands",
+    "cli.streams",
     "cli.main",
     "__main__",
 ]
