@@ -117,7 +117,7 @@ def measured(data: Path, scratch: Path, questions: Path | None, workers: int) ->
         whole = find_split(root, "train")
         start = time.perf_counter()
         words = pack_vocabulary(root, "train", cache)
-        pack_questions(whole, words, cache)
+        pack_questions(whole, words, cache, learn=True)
         numbers["seconds_to_pack_700000_questions"] = round(time.perf_counter() - start, 2)
         pack_split(whole, cache, words, size=SIZE, workers=workers)
         command = [sys.executable, "-c", OPEN, str(root), str(cache)]

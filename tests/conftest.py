@@ -2,10 +2,15 @@
 
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+from macnet.clevr import generate, questions, world
+from macnet.data import drawn, stream
+from macnet.explain import pointing
 
 # Whoever runs the tests in the background may have had this ignored, and so would every process
 # that a test starts in order to interrupt it.
@@ -16,6 +21,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_runtest_setup() -> None:
     """Before each test and its fixtures: on a busy machine, torch's threads crawl."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def small_blocks() -> Iterator[int]:
+    """Worlds are made in blocks of 50 images, not 250: their bytes are others, their rules not."""
+    users = (questions, world, generate, drawn, stream, pointing)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in users:
+            patch.setattr(module, "BLOCK", 50)
+        patch.setattr(world, "BLOCKS_AHEAD", 1)
+        yield 50
 
 
 @pytest.fixture(scope="session")

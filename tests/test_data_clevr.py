@@ -113,7 +113,7 @@ def test_real_questions_of_people(split: str, count: int, tmp_path: Path) -> Non
 def test_a_world_of_our_own(condition: Any, tmp_path: Path) -> None:
     world = World(1, condition, width=24, height=16, questions_per_image=4)
     counts = {"train": 6, "val": 0, "test": 2}
-    generate(tmp_path, world, counts, device="cpu", workers=1)
+    generate(tmp_path, world, counts, device="cpu", workers=0)
     for kind, count in (("train", 6), ("test", 2)):
         split = find_split(tmp_path, world.named(kind))
         questions = assert_read(split.questions, split.kind)

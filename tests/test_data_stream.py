@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from macnet.clevr.program import to_prefix
-from macnet.clevr.questions import BLOCK, Question
+from macnet.clevr.questions import Question
 from macnet.clevr.table import to_scenes
 from macnet.clevr.world import Block, Stream, World, make_questions
 from macnet.data.batches import Batch, Source
@@ -26,7 +26,9 @@ from real_clevr import real_clevr
 
 WORLD = World(seed=5, width=24, height=16, questions_per_image=2)
 VOCABULARY = Vocabulary.build(language())
-IMAGES = 70  # to a batch: a block ends within the fourth
+BLOCK = 50  # images
+IMAGES = 14  # to a batch: a block ends within the fourth
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 def take(count: int, **options: Any) -> list[Batch]:
@@ -42,15 +44,15 @@ def assert_same(some: list[Batch], others: list[Batch]) -> None:
 
 
 @pytest.fixture(scope="module")
-def blocks() -> list[Block]:
+def blocks(small_blocks: int) -> list[Block]:
     """The world itself, made without workers and threads."""
     with Stream(WORLD) as stream:
         return [next(stream) for _ in range(2)]
 
 
 @pytest.fixture(scope="module")
-def unbroken() -> list[Batch]:
-    return take(7)  # 490 images of 500
+def unbroken(small_blocks: int) -> list[Batch]:
+    return take(7)  # 98 images of 100
 
 
 def columns(batches: list[Batch]) -> Batch:
@@ -220,8 +222,13 @@ def test_however_a_program_ends_nothing_stays_behind(ending: str, tmp_path: Path
     program.write_text(
         textwrap.dedent(f"""
             import os, pathlib, signal, time
+            from macnet.clevr import world as worlds
+            from macnet.data import stream
             from macnet.data.stream import *
             from macnet.clevr.world import World
+
+            worlds.BLOCK = stream.BLOCK = 50  # which are sooner made
+            worlds.BLOCKS_AHEAD = 1
 
             if __name__ == "__main__":
                 world = World(seed=1, width=24, height=16, questions_per_image=1)

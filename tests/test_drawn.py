@@ -24,7 +24,8 @@ from macnet.errors import InputError
 
 WORLD = World(seed=5, width=36, height=24, questions_per_image=3)
 VOCABULARY = Vocabulary.build(language())
-IMAGES = 262  # a block, and some
+IMAGES = 62  # a block, and some
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 def packed(cache: Path, images: int = IMAGES, **changes: Any) -> Dataset:
@@ -33,7 +34,7 @@ def packed(cache: Path, images: int = IMAGES, **changes: Any) -> Dataset:
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+def ours(small_blocks: int, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     return packed(tmp_path_factory.mktemp("cache"))
 
 

@@ -182,3 +182,17 @@ def test_weights_that_are_no_weights(dtype: torch.dtype, tmp_path: Path) -> None
     write_checkpoint(path, about, {**tensors, "reasoner.m0": torch.zeros(8, dtype=dtype)})
     with pytest.raises(InputError, match=f"'reasoner.m0' is of {dtype}, but torch.float32 is wan"):
         open_trained(path)
+
+
+def test_a_loss_of_rewards_may_be_negative(made: Plan, tmp_path: Path) -> None:
+    """As that of a stage that learns by REINFORCE: such a checkpoint is sound."""
+    folder = tmp_path / "run"
+    with StoppedAfter(2), pytest.raises(KeyboardInterrupt):
+        trainer(folder, made).train()
+    about, tensors = read_checkpoint(folder / LAST)
+    tensors["meters"][0] = -1.0
+    at_line = [-0.5, *about["standing"]["at_line"][1:]]
+    write_checkpoint(
+        folder / LAST, {**about, "standing": {**about["standing"], "at_line": at_line}}, tensors
+    )
+    assert trainer(folder, made).train(resume=True)

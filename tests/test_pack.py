@@ -36,7 +36,7 @@ WIDTH, HEIGHT = 48, 32
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("made") / "world"
     world = World(seed=5, width=WIDTH, height=HEIGHT, questions_per_image=4)
-    generate(root, world, {"train": 7, "val": 3, "test": 2}, device="cpu", workers=1)
+    generate(root, world, {"train": 7, "val": 3, "test": 2}, device="cpu", workers=0)
     return root
 
 

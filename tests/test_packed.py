@@ -217,3 +217,17 @@ def test_one_that_is_killed_is_in_nobodys_way(tmp_path: Path) -> None:
     made = pack(tmp_path / "cache", "thing", {}, maker(np.arange(5)))
     assert made.arrays["values"].tolist() == [0, 1, 2, 3, 4]
     assert not list((tmp_path / "cache").glob("*.part"))
+
+
+@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE, errno.ENFILE])
+def test_what_the_system_lacks_is_no_fault_of_a_pack(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is told to remove a pack that is sound."""
+
+    def lack(_: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("macnet.data.packed.read_json", lack)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        open_pack(tmp_path)

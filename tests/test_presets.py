@@ -308,8 +308,10 @@ def test_pixels_too(base: str, coordinates: bool, tmp_path: Path) -> None:
     assert_trains_saves_and_loads(config, pictures, tmp_path)
 
 
-@bases
-@pytest.mark.parametrize("options", [False, True], ids=["basic", "self-attention and gate"])
+@pytest.mark.parametrize(
+    ("base", "options"),
+    [("paper", False), ("paper", True), ("reference", True), ("reference-recurrent", False)],
+)
 def test_64_questions_are_learned_by_heart(base: str, options: bool) -> None:
     """Random questions about 16 random images, four to each, with random answers."""
     torch.manual_seed(0)

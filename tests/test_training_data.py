@@ -24,6 +24,7 @@ from tiny_lessons import dataset, lessons
 
 RECIPE = Recipe(images=4, questions=3)
 WORLD = World(seed=1, width=24, height=16)
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 def opened(

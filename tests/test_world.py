@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from macnet.clevr.questions import BLOCK, Question
+from macnet.clevr.questions import Question
 from macnet.clevr.scene import COGENT
 from macnet.clevr.table import to_scenes
 from macnet.clevr.world import COMPANY, Block, Stream, World, make_questions, make_scenes
 from macnet.errors import InputError
 from processes import loaded_with
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
 WORLD = World(seed=3, width=36, height=24, questions_per_image=3)
+BLOCK = 50  # images
 
 
 def take(count: int, **options: Any) -> list[Block]:
@@ -32,7 +34,7 @@ def assert_same(some: list[Block], others: list[Block]) -> None:
 
 
 @pytest.fixture(scope="module")
-def unbroken() -> list[Block]:
+def unbroken(small_blocks: int) -> list[Block]:
     return take(3)
 
 

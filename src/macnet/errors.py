@@ -1,4 +1,4 @@
-"""The exception a command turns into a sentence and exit code 2; and what lack of memory is."""
+"""The exception a command turns into a sentence and exit code 2; and errors of no file's making."""
 
 from __future__ import annotations
 
@@ -41,3 +41,8 @@ def is_about_memory(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
     return any(told in str(error).lower() for told in LACKS_MEMORY)
+
+
+def is_about_resources(error: BaseException) -> bool:
+    """Whether memory or open files ran out: no fault of the file that was being read."""
+    return is_about_memory(error) or getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)

@@ -187,7 +187,7 @@ _Task = tuple[_Split, range]  # a split, and the indices of some of its images
 def _to_draw(splits: Sequence[_Split], joined: Collection[_Split]) -> list[_Task]:
     """The groups that have no part, in a split that still needs one, or not all of their pictures.
 
-    Pictures are read but not decoded: their checksums are looked at, some 9,000 a second.
+    Pictures are read but not decoded: their checksums are looked at.
     """
     groups = [(split, chunk) for split in splits for chunk in split.chunks(GROUP)]
     drawn = [

@@ -23,7 +23,7 @@ from macnet.clevr.release import FORMAT, read_scenes
 from macnet.clevr.render import QUALITIES, refuse_huge, render
 from macnet.clevr.scene import Scene
 from macnet.disk import read_json, refuse_no_file, whole_file, write_safely
-from macnet.errors import InputError, is_about_memory
+from macnet.errors import InputError, is_about_resources
 from macnet.progress import progress
 from macnet.workers import default_workers, in_order, pool
 
@@ -56,7 +56,7 @@ def open_picture(path: Path) -> Iterator[Image.Image]:
             with Image.open(path, formats=["PNG"]) as image:
                 yield image
     except Exception as error:  # Pillow has no end of them for a broken file
-        if is_about_memory(error):
+        if is_about_resources(error):
             raise
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: it cannot be read as an image ({reason:.200})") from None

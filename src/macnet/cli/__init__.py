@@ -7,7 +7,7 @@ from macnet.cli.main import main
 __all__ = ["main"]
 
 # Between two parallel loops, torch's threads spin, lest they sleep when the next one begins. Beside
-# any other work on the cores they then wait for one that is not even running: two threads drew ten
-# pictures in 20.9 s, passive ones in 1.6 s, beside a load of three on two cores. OpenMP asks for
-# this once, when torch is loaded, which no command has done yet; workers inherit it.
+# any other work on the cores they then wait for one that is not even running, and get a sixth as
+# much done (`benchmarks/threads.py`). OpenMP asks for this once, when torch is loaded, which no
+# command has done yet; workers inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from macnet.data.dataset import Dataset, Subset
     from macnet.training.checkpoint import Trained
 
-WATCHED_IMAGES = 500  # which a CPU watches in a few minutes, for intervals of about a percent
-FEW_IMAGES = 500  # which two cores draw and ask about in a minute
+FEW_IMAGES = 500  # which a CPU draws and asks about in minutes, for intervals of about a percent
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Asked:
     skip_missing: bool = False
     """Leave out questions of DATA about images that are not there."""
     world_images: Number = None
-    """Instead of DATA, so many images of the generated world; without RUN 500 if not given."""
+    """Instead of DATA, so many generated images; 500 without RUN, and for --attention."""
     world_seed: int = 1
     """Another seed is another world."""
 
@@ -208,7 +207,11 @@ def _watch(run: Path, asked: Asked, json_file: Path | None, device: str, workers
     trained = open_trained(run)
     networks = watchable(trained).to(own), with_random_weights(trained).to(own)
     world = World(asked.world_seed, width=trained.fit.width, height=trained.fit.height)
-    images = WATCHED_IMAGES if asked.world_images is None else asked.world_images
+    images = FEW_IMAGES if asked.world_images is None else asked.world_images
+    _announce(
+        f"{run} is watched at {images:,} images of {asked.split} of the generated world "
+        f"{world.seed}, on {device}"
+    )
     start = time.monotonic()
     truth, watched = observe(
         networks,

@@ -156,7 +156,7 @@ def _from_data(where: Path, options: DataOptions, start: Trained | None, means: 
 
     learned = [learned_from(data) for data in (where, options.mix) if data is not None]
     # Known now: whether <UNK> is among what is learned, and means something where it is asked.
-    if any(holds_unk(dataset.questions.tokens) for dataset in learned):
+    if any(holds_unk(d.questions.tokens[d.chosen]) for d in learned):
         words = replace(words, unk_learned=True)
     train, *old = (replace(dataset, vocabulary=words) for dataset in learned)
     val = OnDisk(

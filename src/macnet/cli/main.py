@@ -55,7 +55,8 @@ def _run(given: Sequence[str]) -> int:
 def _sentence(error: Exception) -> str | None:
     """What to say of an error that the system has made, if there is anything to say."""
     if is_about_memory(error):
-        return f"there is not enough memory; try smaller batches ({error})"
+        told = f" ({error})" if str(error) else ""
+        return f"there is not enough memory; try smaller batches{told}"
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):
         return f"{error}; name another path"  # Python's own, before 3.13
     if not isinstance(error, OSError):

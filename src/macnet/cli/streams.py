@@ -27,10 +27,10 @@ SHOW_CURSOR = "\x1b[?25h"  # which a progress bar has hidden
 
 def prepare_streams() -> None:
     """Signs that stdout or stderr cannot show become others that look alike, or else a "?"."""
-    if sys.stdout is None:
-        raise InputError("standard output is closed; send it somewhere, such as to /dev/null")
     if sys.stderr is None:  # what goes there is for no one, and must not go to stdout
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
+    if sys.stdout is None:
+        raise InputError("standard output is closed; send it somewhere, such as to /dev/null")
     codecs.register_error("look-alike", _look_alikes)
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

@@ -162,10 +162,9 @@ def _tell_network(trainer: Trainer, recipe: str, device: torch.device) -> None:
 
     A warning follows where days of a CPU are about to be spent.
     """
-    import torch
-
     from macnet.clevr.world import World
     from macnet.models.registry import find_preset
+    from macnet.training.checkpoint import build_on_meta
     from macnet.training.recipes import find_recipe
 
     plan, fit, train = trainer.plan, trainer.lessons.fit(), trainer.lessons.train
@@ -178,8 +177,8 @@ def _tell_network(trainer: Trainer, recipe: str, device: torch.device) -> None:
         preset += " with changes"
     if plan.recipe != find_recipe(recipe, system.name):
         recipe += " with changes"
-    with torch.device("meta"):  # counted, not made
-        size = sum(p.numel() for p in system.build(plan.model, fit).parameters())
+    weights = build_on_meta(system, plan.model, fit).parameters()
+    size = sum(weight.numel() for weight in weights)
     images = f"features of {fit.channels}x{fit.height}x{fit.width}"
     if fit.pixels:
         images = f"pixels of {fit.width}x{fit.height}"

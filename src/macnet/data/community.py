@@ -38,7 +38,7 @@ from macnet.data.vocab import (
     to_community_record,
 )
 from macnet.disk import refuse_no_file, whole_file, write_json
-from macnet.errors import InputError
+from macnet.errors import InputError, is_about_resources
 
 DIMENSIONS = {
     "questions": 2,
@@ -71,6 +71,8 @@ def open_hdf5(path: Path) -> Iterator[h5py.File]:
         raise InputError(f"{path}: it is damaged, or does not fit into memory") from None
     # Where the library finds something wrong, h5py raises any of these.
     except (OSError, RuntimeError, ValueError, LookupError, TypeError, ArithmeticError) as error:
+        if is_about_resources(error):
+            raise
         reason = " ".join(str(error).split())
         raise InputError(f"{path}: not HDF5, or damaged or cut short ({reason:.200})") from None
 

@@ -7,7 +7,6 @@ that is there is right. It is there whole or not at all, however many processes 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import io
@@ -26,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from macnet.disk import read_json, to_disk
-from macnet.errors import InputError
+from macnet.errors import InputError, is_about_resources
 
 FORMAT = 2  # raise it when the same recipe would give other bytes
 ABOUT = "about.json"
@@ -83,8 +82,8 @@ def open_pack(folder: Path) -> Pack:
             for name, (*shape, dtype) in about["arrays"].items()
         }
     except (InputError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOMEM:
-            raise  # that is no fault of the pack
+        if is_about_resources(error):
+            raise
         raise InputError(
             f"{folder}: it is damaged ({error}); remove it, and it is made again"
         ) from None

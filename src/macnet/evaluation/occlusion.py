@@ -54,7 +54,7 @@ def most_hidden(
     if not programs.shape[1] or not programs[:, 0].all():
         raise InputError(
             f"{dataset.name}: its questions come without programs, which would tell what objects "
-            "they ask about; evaluate without --occlusion"
+            "they ask about"
         )
     numbers = np.unique(images).tolist()
     hidden: dict[int, np.ndarray] = {}

@@ -21,7 +21,7 @@ import torch
 from PIL import Image, ImageOps
 
 from macnet.disk import refuse_no_file
-from macnet.errors import InputError, is_about_memory
+from macnet.errors import InputError, is_about_resources
 
 Picture: TypeAlias = str | PathLike[str] | Image.Image | np.ndarray | torch.Tensor
 
@@ -78,7 +78,7 @@ def _blaming(name: str) -> Iterator[None]:
             f"{name}: it has more than {most:,} pixels; make it smaller before asking about it"
         ) from None
     except Exception as error:  # Pillow has no end of them for a broken file
-        if is_about_memory(error):
+        if is_about_resources(error):
             raise
         reason = " ".join(str(error).split())
         raise InputError(f"{name}: it cannot be read as an image ({reason:.200})") from None

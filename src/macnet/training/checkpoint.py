@@ -133,9 +133,14 @@ class Trained:
 
     def _check(self) -> None:
         """Before memory is taken: that the weights are those of the network it describes."""
-        with torch.device("meta"), _Unfilled():
-            network = self.system.build(self.config, self.fit)
+        network = build_on_meta(self.system, self.config, self.fit)
         check_tensors(self.weights, network.state_dict(), self.path)
+
+
+def build_on_meta(system: System, config: Any, fit: Fit) -> nn.Module:
+    """A network of shapes alone, which takes no memory."""
+    with torch.device("meta"), _Unfilled():
+        return system.build(config, fit)
 
 
 class _Unfilled(TorchFunctionMode):

@@ -195,7 +195,9 @@ def _to_compare(about: Mapping[str, Any]) -> dict[str, Any]:
 def _is_like(fresh: Any, value: Any) -> bool:
     """Whether a number, or a list of them, may have become of what a new run has there."""
     if isinstance(fresh, list):
-        return isinstance(value, list) and all(_is_like(0.0, number) for number in value)
+        return isinstance(value, list) and all(
+            type(number) in (int, float) and abs(number) < FAR for number in value
+        )
     kinds = (int, float) if isinstance(fresh, float) else (type(fresh),)
     return type(value) in kinds and min(fresh, 0) <= value < FAR  # as nothing is that is no number
 

@@ -134,8 +134,10 @@ class Trainer:
         check_state(checkpoint.tensors, network, recipe, path)
         meters = checkpoint.tensors["meters"].tolist()
         for before in ([0.0] * len(meters), standing.at_line, standing.at_epoch):
-            fits = [a <= b < math.inf for a, b in zip(before, meters, strict=False)]
-            if before and not (len(before) == len(meters) and all(fits)):
+            # All but a loss, which rewards may make negative, are sums of what is not.
+            grown = [a <= b for a, b in zip(before[1:], meters[1:], strict=False)]
+            sound = len(before) == len(meters) and all(grown) and all(map(math.isfinite, meters))
+            if before and not sound:
                 raise InputError(f"{path}: its meters are at {meters}, and were at {before} before")
         return standing
 
