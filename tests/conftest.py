@@ -1,5 +1,6 @@
 """For all tests."""
 
+import gc
 import shutil
 import signal
 from collections.abc import Iterator
@@ -15,6 +16,13 @@ from macnet.explain import pointing
 # Whoever runs the tests in the background may have had this ignored, and so would every process
 # that a test starts in order to interrupt it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """To look for garbage among all that torch and the tests have brought takes a tenth of them."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -140,10 +140,13 @@ def test_64_questions_are_learned_by_heart(made: Any) -> None:
     answers = torch.randint(0, 4, (64,))
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-2)
     for _ in range(100):
+        logits = network(images, asked)
+        if logits.argmax(1).equal(answers):
+            return
         optimiser.zero_grad()
-        F.cross_entropy(network(images, asked), answers).backward()
+        F.cross_entropy(logits, answers).backward()
         optimiser.step()
-    assert network(images, asked).argmax(1).equal(answers)
+    pytest.fail(f"{(logits.argmax(1) == answers).sum()} of 64 after 100 steps")
 
 
 @pytest.mark.parametrize("made", NETWORKS)

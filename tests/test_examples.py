@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
+import runpy
 import shlex
-import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -32,25 +31,16 @@ ROWS = {
 MODULES: list[ModuleType] = [config, encoders, layers, lstm, mac, presets, reference, repeated]
 
 
-def python(*arguments: str | Path, folder: Path = ROOT) -> str:
-    """What a script prints."""
-    run = subprocess.run(
-        [sys.executable, "-W", "error", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # on a busy machine, torch's threads crawl
-    )
-    assert run.returncode == 0, run.stderr
-    return run.stdout
-
-
 # --- The example -----------------------------------------------------------------------------
 
 
-def test_the_table_of_a_scene_can_be_learned_from() -> None:
-    printed = python("examples/scene_table.py", "--steps", "3", "--blocks", "1")
+@pytest.mark.usefixtures("small_blocks")
+def test_the_table_of_a_scene_can_be_learned_from(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["scene_table.py", "--steps", "3", "--blocks", "1"])
+    runpy.run_path(str(ROOT / "examples/scene_table.py"), run_name="__main__")
+    printed = capsys.readouterr().out
     assert re.search(r"^step 3: loss \d\.\d+, accuracy \d+\.\d%$", printed, re.MULTILINE)
     assert re.search(r"^held-out accuracy: \d+\.\d%$", printed, re.MULTILINE)
     assert re.search(

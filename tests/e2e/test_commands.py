@@ -128,7 +128,9 @@ def stop_in_the_middle(out: Path, stop: Callable[[subprocess.Popen[str], list[in
     return said
 
 
-def test_killed_and_run_again_is_as_if_never_killed(world: Path, tmp_path: Path) -> None:
+def test_killed_and_run_again_is_as_if_never_killed(
+    world: Path, tmp_path: Path, again: Again
+) -> None:
     out = tmp_path / "world"
     stop_in_the_middle(out, lambda run, _: run.kill())
     done = [
@@ -142,7 +144,7 @@ def test_killed_and_run_again_is_as_if_never_killed(world: Path, tmp_path: Path)
     assert pictures.items() <= hashes(world / "images").items()
     images = {path.name: path for path in out.rglob("*.png")}
     before = {name: images[name].stat().st_mtime_ns for name in done}
-    macnet("generate", out, *SMALL, "--workers", "1")
+    again("generate", out, *SMALL, "--workers", "1")
     assert {name: images[name].stat().st_mtime_ns for name in done} == before
     assert hashes(out) == hashes(world)
 
