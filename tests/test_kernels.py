@@ -167,7 +167,11 @@ def captured(run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
     return graph, results
 
 
-@pytest.mark.parametrize("extra", [{}, {"self_attention": True, "gate": True}])
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"self_attention": True, "gate": True}, {"control": "none", "attend": "nothing"}],
+    ids=["basic", "self-attention and gate", "w/o control"],
+)
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_gpu_in_bfloat16_computes_what_a_cpu_does(name: str, extra: dict[str, Any]) -> None:
     tensors = batch(name)
