@@ -27,11 +27,13 @@ from macnet.explain import model as asking
 from record import keep
 
 QUESTION = "How many objects are either large cubes or small cylinders?"
-ROWS = {
-    "as it is": (0, None),
-    "one thread": (1, None),
-    "all threads": (os.cpu_count() or 1, None),
-    "all threads, OMP_WAIT_POLICY=passive": (os.cpu_count() or 1, "passive"),
+ALL = os.cpu_count() or 1
+ROWS: dict[str, tuple[int, dict[str, str]]] = {
+    "as it is": (0, {}),
+    "one thread": (1, {}),
+    "all threads": (ALL, {}),
+    "all threads, OMP_WAIT_POLICY=passive": (ALL, {"OMP_WAIT_POLICY": "passive"}),
+    "all threads, GOMP_SPINCOUNT=1000": (ALL, {"GOMP_SPINCOUNT": "1000"}),
 }
 
 
@@ -55,10 +57,9 @@ def measure(threads: int, seconds: float) -> dict[str, float]:
 
 
 def in_a_process(name: str, seconds: float) -> dict[str, float]:
-    threads, policy = ROWS[name]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OMP", "MKL"))}
-    if policy:
-        environment["OMP_WAIT_POLICY"] = policy
+    threads, waiting = ROWS[name]
+    others = {k: v for k, v in os.environ.items() if not k.startswith(("OMP", "GOMP", "MKL"))}
+    environment = others | waiting
     command = [sys.executable, __file__, "--measure", str(threads), "--seconds", str(seconds)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     row: dict[str, float] = json.loads(done.stdout)
