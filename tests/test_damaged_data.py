@@ -21,7 +21,7 @@ from macnet.data.resnet import load_resnet
 from macnet.errors import InputError
 from sound_data import HEIGHT, IMAGES, WIDTH, assert_sound, packed, run
 
-SEEDS = range(40)  # of damages, for each kind of file
+SEEDS = range(20)  # of damages, for each kind of file
 
 
 class Case(NamedTuple):

@@ -47,7 +47,7 @@ def holds(image: Image.Image, part: np.ndarray) -> bool:
 
 @pytest.mark.parametrize(
     ("steps", "across", "down"),
-    [(1, 4, 1), (4, 4, 1), (5, 4, 2), (8, 4, 2), (9, 6, 2), (12, 6, 2), (16, 6, 3)],
+    [(1, 4, 1), (4, 4, 1), (5, 4, 2), (9, 6, 2), (16, 6, 3)],
 )
 def test_every_step_has_a_panel(steps: int, across: int, down: int) -> None:
     panel = (FIGURE + GAP) // across - GAP

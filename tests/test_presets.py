@@ -22,7 +22,8 @@ from transcription import assert_close, assert_same, maps, network, small
 QUESTIONS = torch.tensor([[3, 1, 4, 1], [5, 2, PAD, PAD], [6, PAD, PAD, PAD], [8, 7, 3, PAD]])
 ANSWERS = torch.tensor([0, 3, 2, 1])
 
-bases = pytest.mark.parametrize("base", PRESETS)
+# The small one has the equations of `pixels`.
+bases = pytest.mark.parametrize("base", [name for name in PRESETS if name != "small"])
 rows = pytest.mark.parametrize("row", TABLE_2)
 
 
@@ -114,7 +115,7 @@ def test_rows_differ_from_one_another() -> None:
     assert all(torch.equal(default[name], biased[name]) for name in default)
 
 
-@bases
+@pytest.mark.parametrize("base", PRESETS)
 def test_a_network_knows_its_row(base: str) -> None:
     """Whatever it looks at, through whatever trunk, and however much is dropped.
 
