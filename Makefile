@@ -6,7 +6,7 @@ BIN := .venv/bin
 QUESTION := What color is the cylinder that is left of the small metal thing \
 	that is in front of the red metal cube?
 
-.PHONY: run test gpu-test lint
+.PHONY: run test pytest gpu-test lint
 # The shipped network answers about a fresh scene; then a small one learns beside it, on the CPU.
 run: .venv/installed
 	$(BIN)/macnet ask --seed 12 --save out/scene.png "Are there more cubes than cylinders?"
@@ -21,7 +21,11 @@ run: .venv/installed
 	$(BIN)/macnet train out/world --size 64x64 --recipe fast --overrides examples/small_lstm.toml \
 		--cache out/cache --out out/lstm --resume --preset lstm
 
-test: .venv/installed lint
+# Lint and types are checked while the tests wait for their processes.
+test: .venv/installed
+	$(MAKE) --no-print-directory --jobs 2 lint pytest
+
+pytest: .venv/installed
 	$(BIN)/pytest -n auto --dist worksteal
 
 # Where there is a GPU: the tests that CI skips. What came of them is kept with the commit.

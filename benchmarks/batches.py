@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader
 
 from macnet.data.batches import Batches
 from macnet.data.dataset import Dataset
-from macnet.data.packed import create_array, pack, write_rows
-from macnet.data.questions import Questions
+from macnet.data.pack_store import cached_pack, create_array, write_rows
+from macnet.data.question_arrays import QuestionArrays
 from macnet.data.vocab import SPECIALS, Vocabulary
 from record import keep
 
@@ -44,13 +44,13 @@ def packed(folder: Path, images: int, shape: tuple[int, ...], dtype: type) -> Da
             write_rows(path, start, first, some[: images - first])
         return {}
 
-    array = pack(folder, "images", {"shape": shape, "images": images}, make).arrays["images"]
+    array = cached_pack(folder, "images", {"shape": shape, "images": images}, make).arrays["images"]
     count = 10 * images
     lengths = rng.integers(6, 41, count).astype(np.uint16)
     tokens = rng.integers(4, len(WORDS), (count, LONGEST)).astype(np.uint16)
     tokens[np.arange(LONGEST) >= lengths[:, None]] = 0
     rows = np.repeat(np.arange(images, dtype=np.int32), 10)
-    questions = Questions(
+    questions = QuestionArrays(
         tokens,
         lengths,
         rng.integers(0, 28, count).astype(np.int8),
@@ -87,7 +87,7 @@ class Plain(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, i: int) -> tuple[Any, ...]:
         q = self.data.questions
-        image = np.array(self.data.images[self.data.rows[i]])
+        image = np.array(self.data.images[self.data.image_rows[i]])
         return image, q.tokens[i].astype(np.int64), int(q.lengths[i]), int(q.answers[i])
 
 

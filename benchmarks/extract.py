@@ -2,7 +2,7 @@
 
     python benchmarks/extract.py --images 30000 --out results/extract_speed_h200.json
 
-The pictures are rendered at 480×320, a few dozen of them under many names: they decode as
+The images are rendered at 480×320, a few dozen of them under many names: they decode as
 CLEVR's do. The weights are random. "Plain" is what one would write first: one process that decodes
 a batch, runs the network on it and hands it to h5py. The network is also timed alone, in the
 layouts and precisions it could run in; decoding alone, on one core. The start of the worker
@@ -23,22 +23,22 @@ import h5py
 import numpy as np
 import torch
 
-from macnet.clevr.pictures import read_picture, save_picture
+from macnet.clevr.images import read_image, save_image
 from macnet.clevr.release import image_name
 from macnet.clevr.render import render
-from macnet.clevr.world import World, make_scenes
-from macnet.data.extract import extract
-from macnet.data.resnet import SIDE, ResNet101, load_resnet, normalise
+from macnet.clevr.world import World, generate_scenes
+from macnet.data.extract import extract_features
+from macnet.data.resnet import SIDE, ResNet101, load_resnet, normalize
 from macnet.workers import default_workers
 from record import keep
 
 DISTINCT = 40
 
 
-def make_pictures(folder: Path, count: int, device: str) -> dict[int, Path]:
-    scenes = make_scenes(World(seed=0), "train", range(min(count, DISTINCT)), device)
-    for i, picture in enumerate(render(scenes, 480, 320, device=device).images.cpu().numpy()):
-        save_picture(folder / image_name("train", i), picture)
+def make_images(folder: Path, count: int, device: str) -> dict[int, Path]:
+    scenes = generate_scenes(World(seed=0), "train", range(min(count, DISTINCT)), device)
+    for i, image in enumerate(render(scenes, 480, 320, device=device).images.cpu().numpy()):
+        save_image(folder / image_name("train", i), image)
     paths = {i: folder / image_name("train", i) for i in range(count)}
     for i in range(len(scenes), count):
         os.link(paths[i % len(scenes)], paths[i])
@@ -52,8 +52,8 @@ def plain(
         side = 224 >> stage + 1
         array = file.create_dataset("features", (len(paths), 256 << stage - 1, side, side), "f2")
         for i in range(0, len(paths), batch):
-            pictures = np.stack([read_picture(path, SIDE, SIDE) for path in paths[i : i + batch]])
-            x = normalise(torch.from_numpy(pictures).to(device), "public")
+            images = np.stack([read_image(path, SIDE, SIDE) for path in paths[i : i + batch]])
+            x = normalize(torch.from_numpy(images).to(device), "public")
             array[i : i + batch] = network(x).half().cpu().numpy()
 
 
@@ -102,7 +102,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "images").mkdir()
-        paths = make_pictures(folder / "images", options.images, options.device)
+        paths = make_images(folder / "images", options.images, options.device)
         torch.save(ResNet101(options.stage).state_dict(), folder / "weights.pth")
         network = load_resnet(folder / "weights.pth", options.stage)
         layouts = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -114,15 +114,16 @@ def main() -> None:
             for tf32 in ((False, True) if on_gpu else (False,))
         }
         some = [paths[i] for i in range(min(options.images, 10 * options.batch))]
-        decoding = rate(len(some), lambda: [read_picture(path, SIDE, SIDE) for path in some])
+        decoding = rate(len(some), lambda: [read_image(path, SIDE, SIDE) for path in some])
         arguments = (network, options.stage, options.batch, options.device)
         simple = rate(len(some), lambda: plain(some, folder / "plain.h5", *arguments))
         ours = rate(
             len(paths),
-            lambda: extract(
+            lambda: extract_features(
                 paths,
                 folder / "ours.h5",
                 network,
+                split="train",
                 batch=options.batch,
                 device=options.device,
                 workers=workers,

@@ -1,10 +1,10 @@
-"""Are the questions made here like the real ones? Shares, lengths, words, answers, wording.
+"""Statistics of generated questions beside real ones: types, lengths, words, answers, templates.
 
     python benchmarks/fidelity.py --reference ../shared/reference --questions 200000 \
         --out results/questions_fidelity.json
 
-The reference is a yardstick: it is compared with, never learned from. It holds 1,000 questions,
-so a share of one half is known to ±3 points over all of them, and to ±16 over forty.
+The reference is only compared with, never learned from. It has 1,000 questions, so a share of one
+half is known to ±3 points over all of them, and to ±16 over forty.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from macnet.clevr.program import answer, question_type
-from macnet.clevr.questions import BLOCK, Asker
+from macnet.clevr.questions import IMAGES_PER_BLOCK, QuestionGenerator
 from macnet.clevr.scene import from_record, sample_scenes
 from record import keep
 
@@ -34,8 +34,8 @@ REAL_TYPES = {
     "Compare Attribute": 360,
 }
 REAL_MEAN_LENGTH = 19.6
-# What the most frequent answer per last function scores on all of CLEVR (the Q-type baseline of
-# table 1): how well answers are balanced in the whole release, of which we hold a small part.
+# Accuracy (%) of the most frequent answer per last function on all of CLEVR (the Q-type baseline of
+# table 1), which shows how well answers are balanced in the whole release.
 PUBLISHED_MODE_ACCURACY = {
     "Count": 34.6,
     "Exist": 50.2,
@@ -57,13 +57,13 @@ def tokens(text: str) -> list[str]:
 
 
 def skeleton(text: str) -> str:
-    """A question without what it is about: descriptions and relations become slots."""
-    said = _RELATION.sub("<R>", _NOUN_PHRASE.sub(r"<NP>\1", text))
-    return " ".join(said.split())  # a few released questions have a space too many
+    """A question with its descriptions and relations replaced by slots."""
+    text = _RELATION.sub("<R>", _NOUN_PHRASE.sub(r"<NP>\1", text))
+    return " ".join(text.split())  # a few released questions have a space too many
 
 
-class Tally:
-    """What is counted about a set of questions; tallies add up."""
+class QuestionStats:
+    """Counts over a set of questions, which can be merged."""
 
     def __init__(self) -> None:
         self.questions = 0
@@ -84,7 +84,7 @@ class Tally:
         self.families[family] += 1
         self.answers[question_type(program), program[-1]["function"]][answer] += 1
 
-    def merge(self, other: Tally) -> None:
+    def merge(self, other: QuestionStats) -> None:
         self.questions += other.questions
         self.tokens += other.tokens
         self.nodes += other.nodes
@@ -111,36 +111,36 @@ def percent(part: int, whole: int) -> float:
     return round(100 * part / max(whole, 1), 2)
 
 
-def ask_block(block: int) -> Tally:
-    rngs = [random.Random(f"scene {block} {i}") for i in range(BLOCK)]
-    asker = Asker(random.Random(f"questions {block}"))
-    tally = Tally()
+def generate_block(block: int) -> QuestionStats:
+    rngs = [random.Random(f"scene {block} {i}") for i in range(IMAGES_PER_BLOCK)]
+    generator = QuestionGenerator(random.Random(f"questions {block}"))
+    stats = QuestionStats()
     for scene in sample_scenes(rngs):
-        for question in asker.ask(scene):
-            tally.add(*question)
-    return tally
+        for question in generator.generate(scene):
+            stats.add(*question)
+    return stats
 
 
-def gather(tallies: Iterable[Tally]) -> Tally:
-    total = Tally()
-    for tally in tallies:
-        total.merge(tally)
+def merge_all(parts: Iterable[QuestionStats]) -> QuestionStats:
+    total = QuestionStats()
+    for stats in parts:
+        total.merge(stats)
     return total
 
 
-def compare(made: Tally, reference: Path) -> dict[str, Any]:
+def compare(made: QuestionStats, reference: Path) -> dict[str, Any]:
     folder = reference / "clevr_val100"
     records = json.loads((folder / "scenes/CLEVR_val_scenes.json").read_text())["scenes"]
     scenes = {r["image_index"]: from_record(r, f"scene {r['image_index']}") for r in records}
     questions = json.loads((folder / "questions/CLEVR_val_questions.json").read_text())
-    real, agreed = Tally(), 0
+    real, agreed = QuestionStats(), 0
     for q in questions["questions"]:
         real.add(q["question"], q["answer"], q["program"], q["question_family_index"])
         agreed += answer(q["program"], scenes[q["image_index"]]) == q["answer"]
     vocabulary = json.loads((reference / "clevr_vocab.json").read_text())
     real_words = {word.lower() for word in vocabulary["question_token_to_idx"]}
     real_words = {word for word in real_words if word and not word.startswith("<")} | {"?"}
-    covered = sum(n for said, n in real.skeletons.items() if said in made.skeletons)
+    covered = sum(n for text, n in real.skeletons.items() if text in made.skeletons)
     made_types = {kind: counts.total() for kind, counts in made.by_type().items()}
     shares = {
         kind: {
@@ -195,9 +195,9 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    blocks = -(-args.questions // (10 * BLOCK))
+    blocks = -(-args.questions // (10 * IMAGES_PER_BLOCK))
     with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
-        made = gather(pool.imap(ask_block, range(blocks)))
+        made = merge_all(pool.imap(generate_block, range(blocks)))
     keep(args.out, "generated questions beside real ones", **compare(made, args.reference))
 
 

@@ -1,9 +1,9 @@
-"""How close the renderer comes to original CLEVR images, in both qualities.
+"""PSNR of rendered against original CLEVR images, in both qualities.
 
     python benchmarks/likeness.py --reference ../shared/reference/clevr_train32
 
-The camera of each scene is fitted to its `pixel_coords`; where its lamps stood is not recorded, so
-they stand where they do without jitter.
+The camera of each scene is fitted to its `pixel_coords`; the jitter of its lamps is not known, so
+they are at their standard locations.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for quality in QUALITIES:
             sheet = Path(folder) / f"{quality}.png"
-            psnr = compare(scenes, images, sheet, shown=1, quality=quality, device=args.device)
+            found = compare(scenes, images, sheet, images=1, quality=quality, device=args.device)
+            psnr = found.psnr
             numbers[quality] = {
                 "mean_psnr": round(mean(psnr.values()), 2),
                 "lowest": round(min(psnr.values()), 2),

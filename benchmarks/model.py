@@ -1,14 +1,14 @@
-"""Questions per second of the network: as it runs, and by the equations as printed, in one run.
+"""Questions per second of the network, and of the equations as printed, in one run.
 
     python benchmarks/model.py --out results/model_speed_h200.json  # on a GPU: training
     python benchmarks/model.py --device cpu --images 8 --out results/model_speed_cpu.json
 
-On a CPU that is inference. A training step is all of it: image trunk on 1024×14×14 features,
-question encoder, p steps, output, loss, backward pass, clipping, Adam and the moving average of the
-weights, in bfloat16 where autocast wants it, captured in a CUDA graph, as training will do. The
-questions have the lengths of our world's, which are CLEVR's, and are padded to the longest CLEVR
-has. "Literal" is the equations as printed, step by step, a knowledge base for each question (but
-the trunk once per image, to its advantage), run as torch runs it.
+On a GPU this measures training, on a CPU inference. A training step is all of it: image encoder on
+1024×14×14 features, question encoder, p steps, output unit, loss, backward pass, clipping, Adam and
+the moving average of the weights, under bfloat16 autocast, captured in a CUDA graph, as training
+does. The questions have the lengths of generated ones, which are CLEVR's, and are padded to the
+longest of CLEVR. "Literal" is the equations as printed, step by step, a knowledge base for each
+question (but the image encoder once per image, to its advantage), without a CUDA graph.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from macnet.clevr.questions import Asker
+from macnet.clevr.questions import QuestionGenerator
 from macnet.clevr.scene import sample_scenes
 from macnet.models.config import MACConfig
 from macnet.models.mac import MACNetwork
@@ -37,16 +39,16 @@ LONGEST = 46  # words of the longest question in CLEVR
 PEAK = 788e12  # operations/s of the H200 in bfloat16: random 8192³ products through torch.matmul
 
 
-def data(
+def random_batch(
     images: int, questions: int, device: str, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Features, questions as long as the world's, if of any words, and answers."""
+    """Random features, words and answers; the questions have the lengths of generated ones."""
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(images, 1024, 14, 14, generator=generator).relu_()
     count = images * questions
-    asker = Asker(random.Random(1))
+    asker = QuestionGenerator(random.Random(1))
     scenes = sample_scenes([random.Random(i) for i in range(images)])
-    asked = [question for scene in scenes for question in asker.ask(scene, questions)]
+    asked = [question for scene in scenes for question in asker.generate(scene, questions)]
     lengths = torch.tensor([len(re.findall(r"\w+|[,;]", question.text)) for question in asked])
     tokens = torch.randint(1, VOCABULARY, (count, LONGEST), generator=generator)
     tokens[torch.arange(LONGEST) >= lengths[:, None]] = 0
@@ -62,6 +64,7 @@ def training_step(
     weights = list(network.parameters())
     adam = torch.optim.Adam(weights, lr=1e-4, fused=True, capturable=True)
     average = [weight.detach().clone() for weight in weights]
+    update_average = get_ema_multi_avg_fn(0.999)
 
     def step() -> Tensor:
         adam.zero_grad()
@@ -70,14 +73,14 @@ def training_step(
         loss.backward()
         nn.utils.clip_grad_norm_(weights, 8.0)
         adam.step()
-        torch._foreach_lerp_(average, [weight.detach() for weight in weights], 0.001)
+        update_average(average, [weight.detach() for weight in weights], 1)
         return loss
 
     return step
 
 
 def captured(step: Callable[[], object]) -> Callable[[], None]:
-    """The step as a CUDA graph."""
+    """Replay the step as a CUDA graph; the step must be kept alive by the caller."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -86,13 +89,15 @@ def captured(step: Callable[[], object]) -> Callable[[], None]:
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # another may draw meanwhile
+    with torch.cuda.graph(
+        graph, capture_error_mode="thread_local"
+    ):  # another thread may generate data meanwhile
         step()
     return graph.replay
 
 
 def gpu_milliseconds(run: Callable[[], object], repeats: int) -> float:
-    """Median over `repeats`, after as many to warm up."""
+    """The median of `repeats` runs, after as many to warm up."""
     times = []
     for _ in range(2 * repeats):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -104,18 +109,18 @@ def gpu_milliseconds(run: Callable[[], object], repeats: int) -> float:
     return statistics.median(times[repeats:])
 
 
-KINDS = {  # of kernels, by what their names contain; the first that fits counts
+KINDS = {  # of kernels, by parts of their names; the first that matches counts
     "LSTM": ("_lstm", "_step"),
     "attention": ("_attention",),
-    "optimiser": ("multi_tensor", "FusedAdam", "foreach"),
+    "optimizer": ("multi_tensor", "FusedAdam", "foreach"),
     "convolution": ("xmma_fprop", "xmma_wgrad", "xmma_dgrad", "cudnn", "conv", "implicit"),
-    "interaction": ("_meet", "_activate", "_judge"),
+    "interaction": ("_multiply", "_add_elu", "_score"),
     "products": ("gemm", "nvjet", "cublas", "cutlass", "splitK"),
 }
 
 
 def where_time_goes(run: Callable[[], object], names: Path | None) -> dict[str, float]:
-    """Milliseconds of kernels in a step, by kind. Kernels may overlap."""
+    """Milliseconds of the kernels of a step, by kind. Kernels may overlap."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -137,28 +142,28 @@ def where_time_goes(run: Callable[[], object], names: Path | None) -> dict[str, 
 
 
 def floor_milliseconds(config: MACConfig, images: int, tokens: Tensor) -> float:
-    """The products that a training step cannot do without, at the peak rate of the chip."""
+    """The time of the matrix products of a training step alone, at the peak rate of the GPU."""
     d, p, b = config.d, config.p, len(tokens)
     cells, words = images * 196, int((tokens != 0).sum())
-    trunk = cells * 9 * (2 * 1024 * d + 3 * d * d)  # features need no gradient
+    image = cells * 9 * (2 * 1024 * d + 3 * d * d)  # features need no gradient
     units = d if config.lstm == "d" else d // 2
     lstm = 3 * words * 2 * 4 * units * (config.embedding + units)
     read = 2 * b * 196 * d + b * 4 * d * d  # folded: attention, and a handful of d×d
     if config.read == "reference":
         read = b * 196 * 2 * d * d + cells * 2 * d * d
     core = 3 * p * (read + b * 5 * d * d + 2 * words * d)
-    return 2 * (trunk + lstm + core) / PEAK * 1e3
+    return 2 * (image + lstm + core) / PEAK * 1e3
 
 
 def on_gpu(
     names: list[str], images: int, questions: int, d: int, p: int, logs: Path | None
-) -> dict:
-    """Training."""
+) -> dict[str, dict[str, Any]]:
+    """Training speed, by preset."""
     found = {}
     count = images * questions
     for name in names:
         config = preset(name, d=d, p=p)
-        batch = data(images, questions, "cuda", torch.bfloat16)
+        batch = random_batch(images, questions, "cuda", torch.bfloat16)
         network = MACNetwork(config, vocabulary=VOCABULARY, answers=ANSWERS).cuda()
         literal = gpu_milliseconds(training_step(network, network.literal, batch), 5)
         step = training_step(network, network, batch)
@@ -187,12 +192,14 @@ def on_gpu(
     return found
 
 
-def on_cpu(names: list[str], images: int, questions: int, d: int, p: int) -> dict:
-    """Inference; the literal form has the same trunk, once per image, to its advantage."""
+def on_cpu(
+    names: list[str], images: int, questions: int, d: int, p: int
+) -> dict[str, dict[str, float]]:
+    """Inference speed, by preset."""
     found = {}
     for name in names:
         network = MACNetwork(preset(name, d=d, p=p), vocabulary=VOCABULARY, answers=ANSWERS).eval()
-        features, tokens, _ = data(images, questions, "cpu", torch.float32)
+        features, tokens, _ = random_batch(images, questions, "cpu", torch.float32)
         seconds = {}
         with torch.inference_mode():
             for form, answer in ("fast", network), ("literal", network.literal):

@@ -1,12 +1,12 @@
-"""How fast pictures are packed, what of that is decoding, and how soon a packed set opens.
+"""How fast images are packed, what of that is decoding, and how soon a packed set opens.
 
     macnet generate WORLD --train 2000
     python benchmarks/pack.py WORLD --scratch /tmp/pack --out results/pack_speed.json
 
-Packed are the pictures of a training split, at 128×128, by all cores. How much of it is decoding is
-told by the processor time of one process: of all that packing does to a picture, and of decoding
+Packed are the images of a training split, at 128×128, by all cores. How much of it is decoding is
+told by the processor time of one process: of all that packing does to a image, and of decoding
 alone. Opened, by fresh processes, is a set of the size of CLEVR's training split; as nobody looks
-at its pictures, they are 70,000 names of two small ones. With the 700,000 questions that
+at its images, they are 70,000 names of two small ones. With the 700,000 questions that
 benchmarks/read_questions.py makes (--questions), these are packed and opened too.
 """
 
@@ -25,18 +25,18 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from macnet.clevr.pictures import open_picture, read_picture
+from macnet.clevr.images import open_image, read_image
 from macnet.clevr.release import image_name, images_folder, questions_file
 from macnet.data.pack import (
-    AT_ONCE,
+    CHUNK,
+    pack_chunk,
     pack_images,
-    pack_pictures,
     pack_questions,
     pack_split,
     pack_vocabulary,
 )
-from macnet.data.packed import create_array
-from macnet.data.splits import find_split, image_files
+from macnet.data.pack_store import create_array
+from macnet.data.splits import find_split
 from record import keep
 
 SIZE = (128, 128)
@@ -56,24 +56,24 @@ print(time.perf_counter() - start, len(data.images), len(data))
 
 def decode_alone(paths: list[Path]) -> None:
     for path in paths:
-        with open_picture(path) as image:
+        with open_image(path) as image:
             image.load()
 
 
 def where_time_goes(paths: list[Path], scratch: Path) -> dict[str, float]:
-    """Milliseconds of a core per picture."""
+    """Milliseconds of a core per image."""
     array = scratch / "some.npy"
     start = create_array(array, (len(paths), *SIZE[::-1], 3), np.dtype(np.uint8))
     stages: dict[str, Callable[[list[Path]], object]] = {
         "decoding": decode_alone,
-        "decoding and resizing": lambda part: [read_picture(path, *SIZE) for path in part],
-        "all of it": lambda part: pack_pictures(array, start, 0, part, *SIZE),
+        "decoding and resizing": lambda part: [read_image(path, *SIZE) for path in part],
+        "all of it": lambda part: pack_chunk(array, start, 0, part, SIZE, ("PNG",)),
     }
     seconds = dict.fromkeys(stages, 0.0)
-    for i in range(0, len(paths), AT_ONCE):
+    for i in range(0, len(paths), CHUNK):
         for name, run in stages.items():  # in turn, so that whatever else goes on meets all
             begun = time.process_time()
-            run(paths[i : i + AT_ONCE])
+            run(paths[i : i + CHUNK])
             seconds[name] += time.process_time() - begun
     array.unlink()
     return {name: round(1e3 * spent / len(paths), 3) for name, spent in seconds.items()}
@@ -93,13 +93,13 @@ def full_set(root: Path, questions: Path) -> None:
 
 def measured(data: Path, scratch: Path, questions: Path | None, workers: int) -> dict[str, object]:
     split = find_split(data, "train")
-    paths = list(image_files(split.images, split.name).values())
+    paths = list(split.format.image_files(split.images, split.name, ()).values())
     with Image.open(paths[0]) as image:
         size = "×".join(map(str, image.size))
     seconds = []
     for run in range(3):
         start = time.perf_counter()
-        pack_images(paths, *SIZE, scratch / f"run {run}", workers)
+        pack_images(paths, split.images, *SIZE, scratch / f"run {run}", workers, split.format)
         seconds.append(time.perf_counter() - start)
     numbers: dict[str, object] = {
         "images": len(paths),
@@ -117,7 +117,7 @@ def measured(data: Path, scratch: Path, questions: Path | None, workers: int) ->
         whole = find_split(root, "train")
         start = time.perf_counter()
         words = pack_vocabulary(root, "train", cache)
-        pack_questions(whole, words, cache, learn=True)
+        pack_questions(whole, words, cache, training=True)
         numbers["seconds_to_pack_700000_questions"] = round(time.perf_counter() - start, 2)
         pack_split(whole, cache, words, size=SIZE, workers=workers)
         command = [sys.executable, "-c", OPEN, str(root), str(cache)]
@@ -138,7 +138,7 @@ def main() -> None:
     args.scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.scratch) as scratch:
         numbers = measured(args.data, Path(scratch), args.questions, args.workers)
-    keep(args.out, "pictures packed by all cores, and a packed training set opened", **numbers)
+    keep(args.out, "images packed by all cores, and a packed training set opened", **numbers)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Does bfloat16 learn as float32 does? The same networks, batches and seeds in both.
+"""Training in bfloat16 and in float32: the same networks, batches and seeds in both.
 
     python benchmarks/precision.py --out results/precision_h200.json
 
-The task is CLEVR's questions about symbolic pictures: a 14×14 floor plan on which each object is a
-one-hot of its attributes, which takes trunk, words and steps alike.
-Float32 is strict: no TF32. Each seed draws its own weights, batches and dropout masks.
+The task is CLEVR's questions about symbolic images: a 14×14 floor plan on which each object is a
+one-hot of its attributes, so that trunk, words and steps are all used. Float32 is strict: no TF32.
+Each seed has its own weights, batches and dropout masks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from macnet.clevr.questions import BLOCK
+from macnet.clevr.questions import IMAGES_PER_BLOCK
 from macnet.clevr.scene import ATTRIBUTES, HALF_FLOOR
 from macnet.models.mac import MACNetwork
 from macnet.models.presets import preset
@@ -29,7 +29,7 @@ from model import LONGEST, captured
 from record import keep
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
-from scene_table import Data, G, make_block
+from scene_array import Data, G, make_block
 
 GRID = 14
 VALUES = [(name, value) for name, values in ATTRIBUTES.items() for value in values]
@@ -122,7 +122,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--preset", default="paper")
-    parser.add_argument("--blocks", type=int, default=60, help=f"of {BLOCK} scenes to train on")
+    parser.add_argument(
+        "--blocks", type=int, default=60, help=f"of {IMAGES_PER_BLOCK} scenes to train on"
+    )
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--d", type=int, default=128)

@@ -1,8 +1,8 @@
-"""Does bfloat16 learn as float32 does, further on? The example's tables, on a CPU.
+"""Training in bfloat16 and in float32 on the tables of the example, on a CPU.
 
     python benchmarks/precision_table.py --out results/precision_table.json
 
-`precision.py` has the GPU's kernels, but only the first part of learning. Here are plain products,
+`precision.py` has the GPU's kernels, but only the first part of training. Here are plain products,
 rounded to bfloat16 by autocast all the same, and networks that get well beyond guessing.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from macnet.models.mac import Step
+from macnet.models.mac import StepTrace
 from record import keep
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
@@ -27,7 +27,7 @@ import scene_table
 class Rounded(scene_table.TableNetwork):
     """The example's network in bfloat16."""
 
-    def forward(self, tables: Tensor, questions: Tensor) -> tuple[Tensor, list[Step]]:
+    def forward(self, tables: Tensor, questions: Tensor) -> tuple[Tensor, list[StepTrace]]:
         with torch.autocast("cpu", torch.bfloat16):
             logits, steps = super().forward(tables, questions)
         return logits.float(), steps

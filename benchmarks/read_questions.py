@@ -25,12 +25,12 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from macnet.clevr.questions import BLOCK
-from macnet.clevr.release import info, question_record, questions_file
+from macnet.clevr.questions import IMAGES_PER_BLOCK
+from macnet.clevr.release import info_record, question_record, questions_file
 from macnet.clevr.scene import sample_scenes
-from macnet.clevr.world import World, make_questions
-from macnet.data.clevr import read_questions
-from macnet.disk import whole_file
+from macnet.clevr.world import World, generate_questions
+from macnet.data.clevr_json import read_question_file
+from macnet.files import atomic_file
 from macnet.workers import pool
 from record import keep
 
@@ -38,9 +38,9 @@ from record import keep
 def make_file(path: Path, images: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     count = 0
-    with whole_file(path) as file, pool(os.cpu_count() or 1) as executor:
-        file.write(b'{"info":%s,"questions":[' % json.dumps(info("train")).encode())
-        for records in executor.map(_ask_block, range(images // BLOCK)):
+    with atomic_file(path) as file, pool(os.cpu_count() or 1) as executor:
+        file.write(b'{"info":%s,"questions":[' % json.dumps(info_record("train")).encode())
+        for records in executor.map(_ask_block, range(images // IMAGES_PER_BLOCK)):
             for record in records:
                 file.write(b",\n" if count else b"\n")
                 file.write(b'{"question_index":%d,' % count + record.removeprefix(b"{"))
@@ -50,9 +50,9 @@ def make_file(path: Path, images: int) -> None:
 
 def _ask_block(block: int) -> list[bytes]:
     # Nobody looks at these scenes, so it does no harm if objects hide each other.
-    indices = range(BLOCK * block, BLOCK * (block + 1))
+    indices = range(IMAGES_PER_BLOCK * block, IMAGES_PER_BLOCK * (block + 1))
     scenes = sample_scenes([random.Random(f"scene {i}") for i in indices])
-    asked = make_questions(World(seed=1), "train", block, scenes)
+    asked = generate_questions(World(seed=1), "train", block, scenes)
     return [
         json.dumps(question_record(question, "train", index), separators=(",", ":")).encode()
         for index, questions in zip(indices, asked, strict=True)
@@ -73,7 +73,7 @@ def with_json_uncollected(path: Path) -> list[Any]:
 
 
 def with_macnet(path: Path) -> list[Any]:
-    return read_questions(path, kind="clevr")
+    return read_question_file(path).questions
 
 
 READERS: dict[str, Callable[[Path], list[Any]]] = {

@@ -1,11 +1,11 @@
-"""Whether it matters to learning how the numbers are computed: curves of runs that should agree.
+"""Learning curves of runs that differ only in how numbers are computed, and so should agree.
 
     python benchmarks/same_curves.py --cache CACHE --out results/same_curves_h200.json
 
-The same small MAC learns the same questions in the same order: in bfloat16 and in float32, as a
-captured graph and launched piece by piece. Dropout is off, so that all that differs is rounding; a
-run from another seed shows how far apart curves are that differ in more. Differences are in
-percentage points of validation accuracy.
+The same small MAC is trained on the same questions in the same order: in bfloat16 and in float32,
+as a captured graph and eagerly. Dropout is off, so that only rounding differs; a run from another
+seed shows the differences between curves that differ in more. Differences are in percentage points
+of validation accuracy.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from typing import Any
 
 import torch
 
-from lessons import drawn_lessons
-from macnet.configuration import changed
 from macnet.models.config import NO_DROPOUT
-from macnet.models.registry import find_preset
-from macnet.training.data import Lessons
-from macnet.training.recipes import find_recipe
-from macnet.training.record import read_record
-from macnet.training.trainer import Plan, Trainer
+from macnet.training.log import read_log
+from macnet.training.plan import make_plan
+from macnet.training.trainer import Trainer
+from macnet.training.training_data import TrainingData
 from record import keep
+from training_data import generated_training_data
 
 RUNS: dict[str, dict[str, Any]] = {
     "bfloat16": {},
@@ -36,39 +34,41 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def curve(lessons: Lessons, args: argparse.Namespace, how: dict[str, Any]) -> dict[str, Any]:
-    model = changed(find_preset("paper").config, {"d": args.d, "p": args.p, "dropout": NO_DROPOUT})
-    recipe = changed(
-        find_recipe("fast", "mac"),
-        {
+def curve(
+    training_data: TrainingData, args: argparse.Namespace, how: dict[str, Any]
+) -> dict[str, Any]:
+    plan = make_plan(
+        model={"d": args.d, "p": args.p, "dropout": NO_DROPOUT},
+        recipe="fast",
+        recipe_changes={
             "epochs": args.epochs,
-            "validate": 0.5,
+            "validate_every": 0.5,
             "lr": 5e-4,
             "precision": how.get("precision", "bfloat16"),
         },
+        seed=how.get("seed", 0),
     )
-    plan = Plan(preset="paper", model=model, recipe=recipe, seed=how.get("seed", 0))
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
             Path(folder) / "run",
             plan,
-            lessons,
+            training_data,
             device=torch.device(args.device),
             capture=how.get("capture", True),
         )
         start = time.perf_counter()
         trainer.train()
         seconds = time.perf_counter() - start
-        record = read_record(Path(folder) / "run" / "log.jsonl")
+        log = read_log(Path(folder) / "run" / "log.jsonl")
     found = {"seconds": round(seconds, 1)}
     for kind, number in ("validation", lambda a: a["overall"]), ("train", float):
-        lines = [line for line in record if line["kind"] == kind]
+        lines = [line for line in log if line["kind"] == kind]
         found[kind] = [round(100 * number(line["accuracy"]), 2) for line in lines]
-    found["loss"] = [round(line["loss"], 4) for line in record if line["kind"] == "train"]
+    found["loss"] = [round(line["loss"], 4) for line in log if line["kind"] == "train"]
     return found
 
 
-def apart(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
+def compare(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
     differences = [abs(a - b) for a, b in zip(one["validation"], other["validation"], strict=True)]
     return {
         "largest_difference_of_accuracy": round(max(differences), 2),
@@ -92,16 +92,16 @@ if __name__ == "__main__":
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    lessons = drawn_lessons(
+    training_data = generated_training_data(
         64, args.images, 2_000, cache=args.cache, device=args.device, workers=args.workers
     )
-    found = {name: curve(lessons, args, how) for name, how in RUNS.items()}
+    found = {name: curve(training_data, args, how) for name, how in RUNS.items()}
     keep(
         args.out,
         f"the same training computed in several ways: d={args.d}, p={args.p}, 64×64, "
         f"{args.images:,} images, {args.epochs:g} epochs",
         apart={
-            f"bfloat16 and {name}": apart(found["bfloat16"], other)
+            f"bfloat16 and {name}": compare(found["bfloat16"], other)
             for name, other in found.items()
             if name != "bfloat16"
         },

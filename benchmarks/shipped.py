@@ -1,4 +1,4 @@
-"""How often the network that comes with the package is right.
+"""Accuracy of the network that comes with the package.
 
     python benchmarks/shipped.py --out results/shipped.json \\
         --real ../shared/reference/clevr_val100 --originals ../shared/reference/clevr_train32
@@ -21,17 +21,18 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import macnet
-from macnet.clevr.questions import Asker
+from macnet.checkpoint import SHIPPED
+from macnet.clevr.questions import QuestionGenerator
 from macnet.clevr.release import read_scenes
 from macnet.clevr.world import World
 from macnet.data.dataset import Dataset
-from macnet.data.drawn import pack_world
+from macnet.data.generated import pack_generated
 from macnet.data.pack import pack_split
 from macnet.data.splits import find_split
 from macnet.data.vocab import Vocabulary
-from macnet.evaluation.accuracy import Share, measure
-from macnet.evaluation.answering import Answering
-from macnet.explain.model import SHIPPED, Model
+from macnet.evaluation.accuracy import Proportion, measure
+from macnet.evaluation.predict import Predictor
+from macnet.explain.model import Model
 from record import keep
 
 IMAGES, SPLIT, SEED = 50, "test", 2  # of another world than the one it learned from
@@ -40,7 +41,7 @@ SIZE = 128
 
 def small_set(vocabulary: Vocabulary, cache: Path) -> Dataset:
     world = World(SEED, width=SIZE, height=SIZE)
-    return pack_world(
+    return pack_generated(
         world, vocabulary, split=SPLIT, images=IMAGES, cache=cache, device="cpu", workers=0
     )
 
@@ -55,13 +56,13 @@ def sets(vocabulary: Vocabulary, cache: Path, real: Path | None) -> Iterator[tup
 def about_originals(model: Model, data: Path) -> dict[str, Any]:
     """Ten questions about each image of a training split, answered one by one."""
     scenes = read_scenes(data / "scenes" / "CLEVR_train_scenes.json")
-    asker, right, asked = Asker(random.Random(0)), 0, 0
+    asker, right, asked = QuestionGenerator(random.Random(0)), 0, 0
     for name, scene in scenes.items():
-        for question in asker.ask(scene, 10):
+        for question in asker.generate(scene, 10):
             answer = model.ask(data / "images" / "train" / name, question.text).answer
             right += answer == question.answer
             asked += 1
-    return {"images": len(scenes), "overall": Share(right, asked).to_record()}
+    return {"images": len(scenes), "overall": Proportion(right, asked).to_record()}
 
 
 def seconds_of_asking(folder: Path) -> list[float]:
@@ -90,12 +91,12 @@ def main() -> None:
         asking = seconds_of_asking(Path(cache))
         for name, dataset in sets(trained.vocabulary, Path(cache), options.real):
             start = time.monotonic()
-            with Answering(dataset) as answering:
+            with Predictor(dataset) as answering:
                 results = measure(dataset, answering(trained.system, model.network))
             record = results.to_record()
             measured[name] = {
                 "seconds": round(time.monotonic() - start, 1),
-                **{key: record[key] for key in ("origin", "overall", "columns")},
+                **{key: record[key] for key in ("origin", "overall", "groups")},
             }
     if options.originals is not None:
         measured[options.originals.name] = about_originals(model, options.originals)

@@ -3,10 +3,10 @@
     python benchmarks/training.py --cache CACHE --out results/training_speed_h200.json
     python benchmarks/training.py --cache CACHE --stream --compile --workers 15 --out …
 
-MAC learns from pixels by the fast recipe. The bare step is that of benchmarks/model.py on one batch
-that stays. "Training" is the median over the lines of a run's record; "in all" counts validations
-and saving too, from the first step to the last. Busy is the GPU while any kernel or copy runs, by
-whoever started it, as the profiler has it over some steps in the middle.
+MAC is trained from pixels by the fast recipe. The bare step is that of benchmarks/model.py, always
+on the same batch. "Training" is the median over the lines of a run's log; "in all" counts
+validations and checkpoints too, from the first step to the last. The GPU is busy while any kernel
+or copy runs, as the profiler has it over some steps in the middle.
 """
 
 from __future__ import annotations
@@ -16,31 +16,30 @@ import statistics
 import tempfile
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from lessons import drawn_lessons
-from macnet.configuration import changed
 from macnet.data.batches import Batch
-from macnet.evaluation.answering import Answering
-from macnet.models.registry import find_preset
-from macnet.training.data import Lessons
-from macnet.training.objectives import OBJECTIVES
-from macnet.training.recipes import find_recipe
-from macnet.training.record import read_record
+from macnet.evaluation.predict import Predictor
+from macnet.models.objectives import answer_loss
+from macnet.training.log import read_log
+from macnet.training.plan import TrainingPlan, make_plan
 from macnet.training.step import Learner
-from macnet.training.trainer import Plan, Trainer
+from macnet.training.trainer import Trainer
+from macnet.training.training_data import TrainingData
 from model import captured, gpu_milliseconds, training_step
 from record import keep
+from training_data import generated_training_data
 
 DEVICE = torch.device("cuda")
 
 
-def bare(plan: Plan, lessons: Lessons, batch: Batch) -> float:
+def bare(plan: TrainingPlan, training_data: TrainingData, batch: Batch) -> float:
     """Questions/s of the step alone."""
-    network = plan.system.build(plan.model, lessons.fit()).cuda()
+    network = plan.system.build(plan.model, training_data.data_spec()).cuda()
     step = training_step(network, network, (batch.images, batch.questions, batch.answers))
     return len(batch.answers) / gpu_milliseconds(captured(step), 100) * 1e3
 
@@ -68,7 +67,7 @@ def busy(learner: Learner, steps: int) -> float:
 
 def main(args: argparse.Namespace) -> None:
     began = time.perf_counter()
-    lessons = drawn_lessons(
+    training_data = generated_training_data(
         128,
         None if args.stream else args.images,
         args.val_images,
@@ -78,33 +77,36 @@ def main(args: argparse.Namespace) -> None:
         seed=args.seed,
     )
     made = time.perf_counter() - began
-    preset = find_preset(args.preset)
-    recipe = changed(find_recipe("fast", "mac"), {"epochs": args.epochs, "validate": 1})
-    model = changed(preset.config, {"d": args.d, "p": args.p})
-    plan = Plan(preset=args.preset, model=model, recipe=recipe)
+    plan = make_plan(
+        preset=args.preset,
+        model={"d": args.d, "p": args.p},
+        recipe="fast",
+        recipe_changes={"epochs": args.epochs, "validate_every": 1},
+    )
+    recipe = plan.recipe
     options = {"device": DEVICE, "workers": args.workers, "compile": args.compile}
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        Trainer(run, plan, lessons, **options).train()
-        record = read_record(run / "log.jsonl")
-    lines = [line for line in record if line["kind"] == "train"]
+        Trainer(run, plan, training_data, **options).train()
+        log = read_log(run / "log.jsonl")
+    lines = [line for line in log if line["kind"] == "train"]
     training = statistics.median(line["questions_per_second"] for line in lines[len(lines) // 4 :])
 
-    source = lessons.open(recipe, None, seed=0, position=0, **options)
+    source = training_data.open(recipe, None, seed=0, position=0, **options)
     with closing(source):
-        batch = source.gather(source.draw())
-        network = plan.system.build(plan.model, lessons.fit()).cuda()
-        learner = Learner(plan.system, network, OBJECTIVES["answers"], recipe, source, DEVICE)
+        batch = source.gather(source.sample())
+        network = plan.system.build(plan.model, training_data.data_spec()).cuda()
+        learner = Learner(network, partial(answer_loss, plan.system), recipe, source, DEVICE)
         for n in range(50):
             learner.step(n, 1e-4)
         share = busy(learner, 200)
-    step = bare(plan, lessons, Batch(*(tensor.clone() for tensor in batch)))
+    step = bare(plan, training_data, Batch(*(tensor.clone() for tensor in batch)))
 
-    answering = Answering(lessons.val, device=DEVICE, precision="bfloat16")
+    predictor = Predictor(training_data.val, device=DEVICE, precision="bfloat16")
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        answering(plan.system, network)
+        predictor(plan.system, network)
         times.append(time.perf_counter() - start)
     keep(
         args.out,
@@ -116,10 +118,10 @@ def main(args: argparse.Namespace) -> None:
         loop_costs=round(1 - training / step, 4),
         in_all_questions_per_second=round(lines[-1]["questions"] / lines[-1]["seconds"]),
         gpu_busy=round(share, 4),
-        evaluation_questions_per_second=round(len(lessons.val) / min(times)),
+        evaluation_questions_per_second=round(len(training_data.val) / min(times)),
         seconds_to_draw_the_set=None if args.stream else round(made, 1),
         memory_gigabytes=round(torch.cuda.max_memory_allocated() / 1e9, 2),
-        validation=[line["accuracy"] for line in record if line["kind"] == "validation"],
+        validation=[line["accuracy"] for line in log if line["kind"] == "validation"],
     )
 
 
@@ -133,8 +135,8 @@ if __name__ == "__main__":
     parser.add_argument("--val-images", type=int, default=5_000)
     parser.add_argument("--epochs", type=float, default=2)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--stream", action="store_true", help="learn from the endless stream")
-    parser.add_argument("--compile", action="store_true", help="its drawing")
+    parser.add_argument("--stream", action="store_true", help="train on the endless world")
+    parser.add_argument("--compile", action="store_true", help="compile its renderer")
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--out", type=Path)
     main(parser.parse_args())

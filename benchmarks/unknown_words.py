@@ -4,8 +4,8 @@
         --out results/unknown_words.json
 
 People's questions before any fine-tuning, about the scenes of CLEVR's validation split that are
-known; they are drawn here, at the size that the network learned from. No number is CLEVR-Humans's
-own: its pictures are not these, and 3 scenes in 100 have a wrong object.
+known; they are rendered here, at the size that the network learned from. No number is that of
+CLEVR-Humans: its images are not these, and 3 scenes in 100 have a wrong object.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 
 import macnet
-from macnet.clevr.pictures import draw_file
-from macnet.data.clevr import read_questions
+from macnet.clevr.images import render_file
+from macnet.data.clevr_json import read_question_file
 from macnet.data.pack import pack_split
-from macnet.data.questions import Row, collect
-from macnet.data.reading import encode_read
+from macnet.data.question_arrays import TokenizedQuestion, collect
 from macnet.data.splits import find_split
+from macnet.data.unknown_words import encode_known
 from macnet.data.vocab import UNK, Vocabulary
-from macnet.evaluation.accuracy import Share
-from macnet.evaluation.answering import Answering
+from macnet.evaluation.accuracy import Proportion
+from macnet.evaluation.predict import Predictor
 from record import keep
 
 SIZE = 128
@@ -38,9 +38,9 @@ def rules(words: Vocabulary) -> Mapping[str, Callable[[str], list[int]]]:
         return [i for i in words.encode(text) if i != UNK] or [UNK]
 
     def meant(text: str) -> list[int]:
-        return encode_read(text, words)
+        return encode_known(text, words)
 
-    return {"<UNK>": words.encode, "left out": left_out, "likely meant, else left out": meant}
+    return {"<UNK>": words.encode, "left_out": left_out, "likely meant, else left out": meant}
 
 
 def main() -> None:
@@ -49,31 +49,31 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, required=True)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    pictures = args.scratch / "images" / "val"
+    images = args.scratch / "images" / "val"
     scenes = args.reference / "clevr_humans_scenes" / "CLEVR_val_scenes.json"
-    draw_file(scenes, pictures, SIZE, SIZE, "fast", "cpu")
+    render_file(scenes, images, size=(SIZE, SIZE), quality="fast", device="cpu")
     model = macnet.load()
     words = model.trained.vocabulary
-    split = find_split(args.reference / "clevr_humans", "val", pictures)
+    split = find_split(args.reference / "clevr_humans", "val", images)
     dataset = pack_split(split, args.scratch / "cache", words, size=(SIZE, SIZE), skip_missing=True)
-    questions = [*read_questions(split.questions, kind=split.kind)]
-    texts = [questions[i].question for i in dataset.chosen]
+    questions = [*read_question_file(split.questions, numbered=False).questions]
+    texts = [questions[i].question for i in dataset.selected]
     unknown = np.array([UNK in words.encode(text) for text in texts])
     known = rules(words)
-    # All rules at once: most of the work is to look at the pictures.
-    rows = [Row(rule(text), 0, b"", 0) for rule in known.values() for text in texts]
+    # All rules at once: most of the work is to encode the images.
+    rows = [TokenizedQuestion(rule(text), 0, b"", 0) for rule in known.values() for text in texts]
     asked = replace(
         dataset,
         questions=collect(rows),
-        rows=np.tile(dataset.rows[dataset.chosen], len(known)),
-        chosen=np.arange(len(rows), dtype=np.int32),
+        image_rows=np.tile(dataset.image_rows[dataset.selected], len(known)),
+        selected=np.arange(len(rows), dtype=np.int32),
     )
-    with Answering(asked) as answering:
+    with Predictor(asked) as answering:
         given = answering(model.trained.system, model.network).reshape(len(known), -1)
     right = dict(zip(known, given == dataset.answers, strict=True))
 
     def share(of: np.ndarray) -> dict[str, Any]:
-        return Share(int(of.sum()), len(of)).to_record()
+        return Proportion(int(of.sum()), len(of)).to_record()
 
     found = {
         name: {"all": share(of), "with an unknown word": share(of[unknown])}

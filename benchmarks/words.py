@@ -1,4 +1,4 @@
-"""How many words CLEVR has by each tokenising, and what CLEVR-Humans adds to them.
+"""How many words CLEVR has by each tokenizer, and what CLEVR-Humans adds to them.
 
     python benchmarks/words.py --reference ../shared/reference --out results/words.json
 
@@ -12,15 +12,14 @@ import argparse
 import time
 from pathlib import Path
 
-from macnet.data.clevr import read_questions
 from macnet.data.splits import find_questions
-from macnet.data.vocab import SPECIALS, TOKENISINGS, Tally, Vocabulary
+from macnet.data.vocab import SPECIALS, TOKENIZERS, OOVCounter, Vocabulary
 from record import keep
 
 
 def texts(root: Path, split: str) -> list[str]:
-    path, kind = find_questions(root, split)
-    return [question.question for question in read_questions(path, kind=kind)]
+    path, format = find_questions(root, split)
+    return [question.text for question in format.read(path, split).questions]
 
 
 def main() -> None:
@@ -31,22 +30,22 @@ def main() -> None:
     clevr = texts(args.reference / "clevr_val100", "val")
     humans = {split: texts(args.reference / "clevr_humans", split) for split in ("train", "val")}
     rows = []
-    for tokenising in TOKENISINGS:
-        known = Vocabulary.build(clevr, tokenising)
+    for tokenizer in TOKENIZERS:
+        known = Vocabulary.build(clevr, tokenizer)
         start = time.process_time()
         for _ in range(50):
             for text in clevr:
-                known.encode(text, Tally())
+                known.encode(text, OOVCounter())
         rate = 50 * len(clevr) / (time.process_time() - start)
-        for at_least in (10, 5):
-            grown, tally = known.grown(humans["train"], at_least=at_least), Tally()
+        for min_count in (10, 5):
+            grown, tally = known.extended(humans["train"], min_count=min_count), OOVCounter()
             for text in humans["val"]:
                 grown.encode(text, tally)
             rows.append(
                 {
-                    "tokenising": tokenising,
+                    "tokenizer": tokenizer,
                     "words_of_clevr": len(known) - len(SPECIALS),
-                    "at_least": at_least,
+                    "min_count": min_count,
                     "words_added": len(grown) - len(known),
                     "humans_val_questions": tally.texts,
                     "with_unknown_words": tally.lacking,

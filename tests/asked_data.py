@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from macnet.data.dataset import Dataset
-from macnet.data.questions import UNKNOWN, Row, collect, program_ids
+from macnet.data.question_arrays import TYPES, UNKNOWN, TokenizedQuestion, collect, program_ids
 from macnet.data.vocab import ANSWERS, SPECIALS, Vocabulary
 
 WORDS = Vocabulary((*SPECIALS, "what", "is", "it"))
@@ -16,14 +16,17 @@ WORDS = Vocabulary((*SPECIALS, "what", "is", "it"))
 
 def asked(
     answer: str | None = None, ends_in: str | None = None, *, steps: int = 2, family: int = UNKNOWN
-) -> Row:
+) -> TokenizedQuestion:
     """A question with an answer, whose program ends in a function and has so many steps."""
     number = UNKNOWN if answer is None else ANSWERS.index(answer)
     program = b"" if ends_in is None else program_ids([ends_in, *["unique"] * (steps - 2), "scene"])
-    return Row([4, 5, 6], number, program, 0, family)
+    kind = UNKNOWN if ends_in is None else TYPES.index(ends_in)
+    return TokenizedQuestion([4, 5, 6], number, program, 0, family, kind)
 
 
-def dataset_of(rows: Sequence[Row], images: Sequence[int] | None = None, **about: Any) -> Dataset:
+def dataset_of(
+    rows: Sequence[TokenizedQuestion], images: Sequence[int] | None = None, **metadata: Any
+) -> Dataset:
     """All of one image, or of these images, each a picture of its own number."""
     of = np.array([0] * len(rows) if images is None else images, np.int32)
     pictures = np.arange(of.max(initial=0) + 1, dtype=np.uint8)[:, None, None, None]
@@ -33,7 +36,7 @@ def dataset_of(rows: Sequence[Row], images: Sequence[int] | None = None, **about
         of,
         np.arange(len(rows), dtype=np.int32),
         WORDS,
-        about,
+        metadata,
     )
 
 

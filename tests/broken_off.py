@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,10 @@ import pytest
 import torch
 
 from macnet.training.loop import Loop
+from macnet.training.plan import TrainingPlan
 from macnet.training.step import Learner
-from macnet.training.trainer import Plan
 from processes import warm
-from tiny_lessons import assert_equal, trainer
+from tiny_training import assert_equal, trainer
 
 
 class StoppedAfter:
@@ -37,6 +39,19 @@ class StoppedAfter:
 
     def __exit__(self, *_: object) -> None:
         self._patch.undo()
+
+
+@contextmanager
+def room_for(size: int) -> Iterator[None]:
+    """Files may not grow beyond this: as on a full disk, a write is cut short, the next fails."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 class FailureError(Exception):
@@ -70,7 +85,7 @@ def fail_at(which: int, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     return lambda: passed
 
 
-def assert_no_failure_matters(made: Plan, folder: Path) -> int:
+def assert_no_failure_matters(made: TrainingPlan, folder: Path) -> int:
     """Wherever a run fails, it goes on to what it would have become. Gives at how many moments."""
     with pytest.MonkeyPatch.context() as patch:
         moments = fail_at(0, patch)
@@ -88,7 +103,7 @@ def assert_no_failure_matters(made: Plan, folder: Path) -> int:
 # --- in a process of its own -----------------------------------------------------------------
 
 
-def learn(folder: Path, made: Plan, **options: Any) -> None:
+def learn(folder: Path, made: TrainingPlan, **options: Any) -> None:
     """Train, or go on; whatever ends it is told in a file beside the folder."""
     torch.set_num_threads(1)
     try:
@@ -99,7 +114,7 @@ def learn(folder: Path, made: Plan, **options: Any) -> None:
         raise
 
 
-def die_in_a_save(which: int, folder: Path, made: Plan) -> None:
+def die_in_a_save(which: int, folder: Path, made: TrainingPlan) -> None:
     """Kill oneself when so many files were about to take their place."""
     left = iter(range(which))
 
@@ -112,7 +127,7 @@ def die_in_a_save(which: int, folder: Path, made: Plan) -> None:
     learn(folder, made, save_every=0)
 
 
-def save_for_ever(folder: Path, made: Plan) -> None:
+def save_for_ever(folder: Path, made: TrainingPlan) -> None:
     """Once asked to."""
 
     def save(loop: Loop) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from macnet.clevr import generate, questions, world
-from macnet.data import drawn, stream
+from macnet.data import endless as stream
+from macnet.data import generated as drawn
 from macnet.explain import pointing
 
 # Whoever runs the tests in the background may have had this ignored, and so would every process
@@ -37,7 +38,7 @@ def small_blocks() -> Iterator[int]:
     users = (questions, world, generate, drawn, stream, pointing)
     with pytest.MonkeyPatch.context() as patch:
         for module in users:
-            patch.setattr(module, "BLOCK", 50)
+            patch.setattr(module, "IMAGES_PER_BLOCK", 50)
         patch.setattr(world, "BLOCKS_AHEAD", 1)
         yield 50
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from macnet.data.reading import Unknown
-from macnet.explain.reply import Centres, Explanation, Look, Reply
+from macnet.data.unknown_words import UnknownWord
+from macnet.explain.reply import Explanation, GridCenters, Reply, StepAttention
 
 QUESTION = "What color is the cube behind the tiny sphere?"
 
@@ -17,9 +17,9 @@ def shares(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return attention
 
 
-def centred(rows: int, columns: int, stride: int = 8) -> Centres:
+def centred(rows: int, columns: int, stride: int = 8) -> GridCenters:
     """As a trunk that shrinks a picture by the stride centres its places: on its pixel 0, 8, …"""
-    return Centres(
+    return GridCenters(
         *((stride * np.arange(cells) + 0.5) / (stride * cells) for cells in (rows, columns))
     )
 
@@ -33,21 +33,21 @@ def explanation(
     words: bool = True,
     gate: bool = True,
     first: int | None = 1,
-    unknown: tuple[Unknown, ...] = (),
+    unknown: tuple[UnknownWord, ...] = (),
     seed: int = 0,
 ) -> Explanation:
     """A picture is width × height; self-attention begins with the step `first`, if there is any."""
     rng = np.random.default_rng(seed)
     read = tuple(question.lower().split())
-    looks = []
+    attention = []
     for number in range(1, steps + 1):
         recalls = first is not None and number > first
-        looks.append(
-            Look(
+        attention.append(
+            StepAttention(
                 words=shares(rng, len(read)) if words else None,
-                places=shares(rng, *grid),
-                recalled=shares(rng, number - (first or 0)) if recalls else None,
-                kept=float(rng.uniform()) if gate else None,
+                image=shares(rng, *grid),
+                self_attention=shares(rng, number - (first or 0)) if recalls else None,
+                gate=float(rng.uniform()) if gate else None,
             )
         )
     answers = ("cyan", "brown", "2", "yes", "no", "red", "large")
@@ -55,4 +55,4 @@ def explanation(
     width, height = picture
     pixels = rng.integers(0, 256, (height, width, 3), np.uint8)
     reply = Reply(question, dict(zip(answers, likely, strict=True)), unknown)
-    return Explanation(reply, read, pixels, centred(*grid), tuple(looks))
+    return Explanation(reply, read, pixels, centred(*grid), tuple(attention))

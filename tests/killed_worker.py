@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from macnet.parallel import rank, together
+from macnet.distributed import process_group, rank
 from macnet.training.step import Learner
-from test_parallel import plans
-from tiny_lessons import trainer
+from test_distributed import plans
+from tiny_training import trainer
 
 
 def doomed(learner: Learner, number: int, rate: float) -> None:
@@ -26,5 +26,5 @@ step = Learner.step
 if __name__ == "__main__":
     torch.set_num_threads(1)
     Learner.step = doomed  # type: ignore[method-assign, assignment]
-    with together("cpu"):
+    with process_group("cpu"):
         trainer(Path(sys.argv[1]), plans()["dropout"], save_every=0).train(resume=True)

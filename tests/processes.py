@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from macnet.parallel import together
+from macnet.distributed import process_group
 
 Result = TypeVar("Result")
 
@@ -51,5 +51,5 @@ def _join(
     where = {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
     who = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count}
     os.environ.update({name: str(value) for name, value in {**where, **who}.items()})
-    with together("cpu"):
+    with process_group("cpu"):
         return work(*arguments)

@@ -26,15 +26,19 @@ def records(split: str, count: int, *texts: str) -> list[dict[str, Any]]:
     """Questions about each of so many images: two of CLEVR's, or these of people's."""
     made: list[dict[str, Any]] = []
     for i in range(count):
-        about = {"image_index": i, "image_filename": f"CLEVR_{split}_{i:06d}.png", "split": split}
-        made += ({**about, "question": text, "answer": "no"} for text in texts)
+        metadata = {
+            "image_index": i,
+            "image_filename": f"CLEVR_{split}_{i:06d}.png",
+            "split": split,
+        }
+        made += ({**metadata, "question": text, "answer": "no"} for text in texts)
         if not texts:
             for text, answer, program in (
                 ("How many red things are there?", str(i % 3), COUNT),
                 ("Are there any cubes?", "yes", EXIST),
             ):
                 labels = {"answer": answer, "question_family_index": 5, "program": program}
-                asked = {**about, "question_index": len(made), "question": text}
+                asked = {**metadata, "question_index": len(made), "question": text}
                 made.append(asked if split == "test" else {**asked, **labels})
     return made
 
@@ -66,7 +70,7 @@ def write_humans(root: Path) -> Path:
     return root
 
 
-def trains(*arguments: str | Path, code: int = 0) -> None:
+def run_train(*arguments: str | Path, code: int = 0) -> None:
     """A small MAC, for two epochs."""
     given = ["train", *map(str, arguments), *SMALL.split(), *QUICK.split()]
     assert main(given) == code
@@ -83,6 +87,6 @@ def sentence(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     return line.removeprefix("macnet: ")
 
 
-def about_of(run: Path) -> dict[str, Any]:
+def metadata_of(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run / "run.json").read_bytes())
     return found

@@ -15,10 +15,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from macnet.cli import main
-from macnet.data.community import write_questions_h5, write_vocab_json
+from macnet.data.clevr_h5 import write_questions_h5, write_vocab_json
 from macnet.data.dataset import Dataset
 from macnet.data.pack import pack_split, pack_vocabulary
-from macnet.data.questions import TYPES, UNKNOWN
+from macnet.data.question_arrays import TYPES, UNKNOWN
 from macnet.data.resnet import ResNet101
 from macnet.data.splits import find_split
 from macnet.data.vocab import ANSWERS, PROGRAM_TOKENS
@@ -121,6 +121,6 @@ def assert_sound(data: Dataset) -> None:
     assert ((q.answers >= UNKNOWN) & (q.answers < len(ANSWERS))).all()
     assert ((q.types >= UNKNOWN) & (q.types < len(TYPES))).all()
     assert (q.programs < len(PROGRAM_TOKENS)).all()
-    assert ((data.rows >= 0) & (data.rows < len(data.images))).all()
+    assert ((data.image_rows >= 0) & (data.image_rows < len(data.images))).all()
     assert np.isfinite(data.images).all()
     assert len(data) == len(q) > 0

@@ -19,28 +19,31 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from macnet import checkpoint
+from macnet.checkpoint import (
+    FORMAT,
+    Checkpoint,
+    _checksum,
+    export,
+    load_trained,
+    load_weights,
+    read_checkpoint,
+    resolve_run,
+    train_share,
+    write_checkpoint,
+)
 from macnet.data.vocab import ANSWERS
 from macnet.errors import InputError
 from macnet.models.registry import SYSTEMS
-from macnet.training.checkpoint import (
-    Checkpoint,
-    _checksum,
-    load_weights,
-    open_trained,
-    read_checkpoint,
-    share_of,
-    write_checkpoint,
-    write_halved,
-)
-from macnet.training.data import Lessons
 from macnet.training.trainer import Trainer
-from tiny_lessons import SMALL, lessons, plan, same, trainer
+from macnet.training.training_data import TrainingData
+from tiny_training import SMALL, plan, same, trainer, training_data
 
-ABOUT = {"preset": "paper", "words": ["ü", "<NULL>"], "standing": {"best": 1 / 3}}
+METADATA = {"preset": "paper", "words": ["ü", "<NULL>"], "state": {"best": 1 / 3}}
 TENSORS = {
     "network/weight": torch.arange(12, dtype=torch.float32).view(3, 4) / 7,
     "network/none": torch.zeros(0, 3),
-    "optimiser/step": torch.tensor(3.0),
+    "optimizer/step": torch.tensor(3.0),
     "random/0/cpu": torch.arange(250, dtype=torch.uint8),
     "counts": torch.tensor([[1 << 40, -1]]),
 }
@@ -49,12 +52,12 @@ TENSORS = {
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("checkpoint") / "last.safetensors"
-    write_checkpoint(path, ABOUT, TENSORS)
+    write_checkpoint(path, METADATA, TENSORS)
     return path
 
 
 def is_as_written(found: Checkpoint) -> bool:
-    return found.about == {"format": 1, **ABOUT} and same(found.tensors, TENSORS)
+    return found.metadata == {"format": FORMAT, **METADATA} and same(found.tensors, TENSORS)
 
 
 def test_what_is_written_is_read(written: Path) -> None:
@@ -111,25 +114,28 @@ def test_a_pickle_is_refused_unread(
     else:
         torch.save({"model": Trap()}, path)
     with pytest.raises(InputError, match=r"^best.safetensors: it is damaged, or no checkpoint"):
-        open_trained(path)
+        load_trained(path)
     assert [*Path().iterdir()] == [path]
 
 
 def test_others_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"weight": torch.zeros(3)}, path)
-    with pytest.raises(InputError, match=r"model.safetensors: these weights do not say what they"):
-        open_trained(path)
-    save_file({"weight": torch.zeros(3)}, path, {"macnet": json.dumps({"format": 1})})
+    with pytest.raises(InputError, match=r"model.safetensors: it has no metadata of macnet"):
+        load_trained(path)
+    save_file({"weight": torch.zeros(3)}, path, {"macnet": json.dumps({"format": FORMAT})})
     with pytest.raises(InputError, match=r"model.safetensors: it is damaged"):
-        open_trained(path)
-    write_checkpoint(path, {"format": 2}, {})
-    with pytest.raises(InputError, match=r"model.safetensors: written in format 2, by another"):
-        open_trained(path)
+        load_trained(path)
+    write_checkpoint(path, {"format": FORMAT + 1}, {})
+    with pytest.raises(InputError, match=r"model.safetensors: it was written in format 3 by anoth"):
+        load_trained(path)
+    write_checkpoint(path, {"format": 1}, {})
+    with pytest.raises(InputError, match=r"model.safetensors: it was written in format 1 by anoth"):
+        load_trained(path)
     with pytest.raises(InputError, match=r"there is no best.safetensors in it; has it been valid"):
-        open_trained(tmp_path)
+        load_trained(tmp_path)
     with pytest.raises(InputError, match="nothing: there is no such file"):
-        open_trained(tmp_path / "nothing")
+        load_trained(tmp_path / "nothing")
 
 
 def test_one_that_may_not_be_read(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,36 +160,31 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_trained_network_opens_by_itself(run: Path) -> None:
-    trained = open_trained(run)
+    trained = load_trained(run)
     assert trained.system is SYSTEMS["mac"]
     assert trained.config == replace(plan().model, image="pixels")  # which its pictures decide
-    assert trained.vocabulary == lessons().vocabulary
+    assert trained.vocabulary == training_data().vocabulary
     assert same(trained.network().state_dict(), read_checkpoint(run / "best.safetensors").tensors)
     assert not trained.network().training
 
 
 def test_what_was_built_and_learned_from_is_recorded(run: Path, tmp_path: Path) -> None:
-    """And is known of checkpoints from before it was, which said that all images are features."""
-    about, tensors = read_checkpoint(run / "best.safetensors")
-    assert about["model"]["image"] == "pixels"
-    assert about["experiment"] == {"row": None, "share": 1.0}
-    old = {**about, "model": {**about["model"], "image": "features", "channels": 1024}}
-    del old["experiment"]
+    metadata, tensors = read_checkpoint(run / "best.safetensors")
+    assert metadata["model"]["image"] == "pixels"
+    assert metadata["experiment"] == {"row": None, "share": 1.0}
+    old = {**metadata, "model": {**metadata["model"], "image": "features", "channels": 1024}}
     path = tmp_path / "old.safetensors"
     write_checkpoint(path, old, tensors)
-    assert open_trained(path).config == open_trained(run).config
-    assert open_trained(path).share == 1
-    tenth = {"subsets": [{"by": "question", "share": 0.1, "seed": 0}]}
-    write_checkpoint(path, {**old, "data": {**old["data"], "train": tenth}}, tensors)
-    assert open_trained(path).share == 0.1
+    assert load_trained(path).config == load_trained(run).config
+    assert load_trained(path).share == 1
 
 
 @pytest.mark.parametrize(
     ("train", "share"),
     [
         ({"seed": 1, "width": 128}, 1),  # an endless world
-        ({"left out": 0}, 1),
-        ({"left out": 3}, None),
+        ({"left_out": 0}, 1),
+        ({"left_out": 3}, None),
         ({"subsets": []}, 1),
         ({"subsets": [{"by": "question", "share": 0.25, "seed": 0}]}, 0.25),
         ({"subsets": [{"by": "image", "share": 0.1, "seed": 0}]}, None),
@@ -197,16 +198,16 @@ def test_what_was_built_and_learned_from_is_recorded(run: Path, tmp_path: Path) 
     ids=str,
 )
 def test_the_share_of_the_questions(train: object, share: float | None) -> None:
-    assert share_of(train) == share
+    assert train_share(train) == share
 
 
 def test_what_is_for_going_on_is_not_for_evaluation(run: Path) -> None:
-    with pytest.raises(InputError, match=r"last.safetensors: it is for going on with training"):
-        open_trained(run / "last.safetensors")
+    with pytest.raises(InputError, match=r"last.safetensors: it is for resuming training"):
+        load_trained(run / "last.safetensors")
 
 
 def test_weights_of_another_preset_are_refused(run: Path, tmp_path: Path) -> None:
-    start, other = open_trained(run), "this is a checkpoint of another configuration"
+    start, other = load_trained(run), "this is a checkpoint of another configuration"
     for made, message in (
         (plan("reference"), f"best.safetensors: the checkpoint has no '.*'; {other}"),
         (plan(model={**SMALL, "d": 20}), f"best.safetensors: '.*' is .* is wanted; {other}"),
@@ -219,17 +220,17 @@ def test_weights_of_another_preset_are_refused(run: Path, tmp_path: Path) -> Non
 
 
 def test_words_that_are_not_the_checkpoints_are_refused(run: Path, tmp_path: Path) -> None:
-    made = replace(plan(), start=open_trained(run))
-    words = lessons().vocabulary.words
+    made = replace(plan(), start=load_trained(run))
+    words = training_data().vocabulary.words
     for other, message in (
         ({"words": (*words[:5], *words[6:], words[5])}, "word 5 is '.*', that of the data '.*'"),
-        ({"words": words[:-1]}, f"word {len(words) - 1} is '.*', that of the data nothing"),
-        ({"tokenising": "clevr-iep"}, "it cuts up texts, or answers, otherwise"),
-        ({"answers": ANSWERS[::-1]}, "it cuts up texts, or answers, otherwise"),
+        ({"words": words[:-1]}, f"word {len(words) - 1} is '.*', that of the data missing"),
+        ({"tokenizer": "clevr-iep"}, "its tokenizer or its answers are not"),
+        ({"answers": ANSWERS[::-1]}, "its tokenizer or its answers are not"),
     ):
-        data = replace(lessons().val, vocabulary=replace(lessons().vocabulary, **other))
+        data = replace(training_data().val, vocabulary=replace(training_data().vocabulary, **other))
         with pytest.raises(InputError, match=f"best.safetensors: .*{message}"):
-            Trainer(tmp_path / "run", made, Lessons(data, data), device=torch.device("cpu"))
+            Trainer(tmp_path / "run", made, TrainingData(data, data), device=torch.device("cpu"))
     assert not (tmp_path / "run").exists()
 
 
@@ -238,31 +239,35 @@ def test_one_that_says_nonsense_of_itself(content: str, tmp_path: Path) -> None:
     """Its checksum is right: it was not damaged, but made."""
     path = tmp_path / "best.safetensors"
     save_file({}, path, {"macnet": content, "checksum": _checksum(content, {})})
-    with pytest.raises(InputError, match=r"best.safetensors: what it says of itself makes no sens"):
+    with pytest.raises(InputError, match=r"best.safetensors: its metadata cannot be read"):
         read_checkpoint(path)
 
 
-@pytest.mark.parametrize("part", ["preset", "model", "fit", "vocabulary", "data"])
+@pytest.mark.parametrize("part", ["preset", "model", "data_spec", "vocabulary", "data"])
 @pytest.mark.parametrize("content", [None, 7, "x", [], {"x": 1}])
 def test_one_that_describes_no_network(part: str, content: Any, run: Path, tmp_path: Path) -> None:
     path = tmp_path / "best.safetensors"
-    about, tensors = read_checkpoint(run / "best.safetensors")
-    write_checkpoint(path, {**about, part: content}, tensors)
+    metadata, tensors = read_checkpoint(run / "best.safetensors")
+    write_checkpoint(path, {**metadata, part: content}, tensors)
     with pytest.raises(InputError, match=rf"^{path}: "):
-        open_trained(path)
+        load_trained(path)
 
 
 @pytest.mark.parametrize("size", [-1, 10**13, "x", 1.5, None])
 def test_one_of_an_impossible_size(size: Any, run: Path, tmp_path: Path) -> None:
     path = tmp_path / "best.safetensors"
-    about, tensors = read_checkpoint(run / "best.safetensors")
-    write_checkpoint(path, {**about, "fit": {**about["fit"], "vocabulary": size}}, tensors)
-    with pytest.raises(InputError, match=r"its words, or answers, are more or fewer than it was"):
-        open_trained(path)
+    metadata, tensors = read_checkpoint(run / "best.safetensors")
+    write_checkpoint(
+        path, {**metadata, "data_spec": {**metadata["data_spec"], "vocabulary": size}}, tensors
+    )
+    with pytest.raises(InputError, match=r"its vocabulary and its data_spec differ in size"):
+        load_trained(path)
     if size != 10**13:
-        write_checkpoint(path, {**about, "fit": {**about["fit"], "width": size}}, tensors)
-        with pytest.raises(InputError, match=r"it was made for images of no size"):
-            open_trained(path)
+        write_checkpoint(
+            path, {**metadata, "data_spec": {**metadata["data_spec"], "width": size}}, tensors
+        )
+        with pytest.raises(InputError, match=r"its data_spec has an impossible size"):
+            load_trained(path)
 
 
 class Reader(nn.Module):
@@ -290,13 +295,13 @@ def test_new_words_grow_the_embedding() -> None:
 
 def test_fine_tuning_on_new_words(run: Path, tmp_path: Path) -> None:
     """The vocabulary grows, ids stay; what is trained next knows all of it."""
-    start = open_trained(run)
-    words = start.vocabulary.grown(["is it glossy"], at_least=1)
+    start = load_trained(run)
+    words = start.vocabulary.extended(["is it glossy"], min_count=1)
     assert words.words == (*start.vocabulary.words, "glossy")
-    humans = lessons(words)
+    humans = training_data(words)
     fine = replace(plan(epochs=1, lr=0), start=start)
     Trainer(tmp_path / "fine", fine, humans, device=torch.device("cpu")).train()
-    tuned = open_trained(tmp_path / "fine")
+    tuned = load_trained(tmp_path / "fine")
     assert tuned.vocabulary == words
     before, after = start.weights, tuned.network().state_dict()
     (name,) = (name for name in before if name.endswith("embedding.weight"))
@@ -312,10 +317,11 @@ def test_fine_tuning_on_new_words(run: Path, tmp_path: Path) -> None:
 def test_an_exported_network_is_half_as_large_and_nearly_the_same(
     run: Path, tmp_path: Path
 ) -> None:
-    trained = open_trained(run)
-    write_halved(trained, tmp_path / "small.safetensors")
-    again = open_trained(tmp_path / "small.safetensors")
-    assert again.about == trained.about
+    trained = load_trained(run)
+    out = tmp_path / "new" / "small.safetensors"
+    assert export(run, str(out)) == out
+    again = load_trained(out)
+    assert again.metadata == trained.metadata
     for name, tensor in trained.weights.items():
         half = again.weights[name]
         if tensor.is_floating_point():
@@ -327,9 +333,35 @@ def test_an_exported_network_is_half_as_large_and_nearly_the_same(
 
 
 def test_what_no_half_float_can_hold_is_refused(run: Path, tmp_path: Path) -> None:
-    trained = open_trained(run)
-    name = next(iter(trained.weights))
-    large = {**trained.weights, name: trained.weights[name] + 1e6}
+    metadata, tensors = read_checkpoint(run / "best.safetensors")
+    name = next(iter(tensors))
+    path = tmp_path / "large.safetensors"
+    write_checkpoint(path, metadata, {**tensors, name: tensors[name] + 1e6})
     with pytest.raises(InputError, match=f"{re.escape(name)!s}.*too large for a half float"):
-        write_halved(replace(trained, weights=large), tmp_path / "small.safetensors")
+        export(path, tmp_path / "small.safetensors")
     assert not (tmp_path / "small.safetensors").exists()
+
+
+# --- which run -------------------------------------------------------------------------------
+
+
+class Run:
+    """As `macnet.train` returns it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+
+def test_a_run_is_a_folder_a_file_a_value_or_none(
+    run: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    best = run / "best.safetensors"
+    for same_run in (run, str(run), best, str(best), Run(run)):
+        assert resolve_run(same_run) == best
+    assert resolve_run(None) == checkpoint.SHIPPED
+    monkeypatch.setattr(checkpoint, "SHIPPED", tmp_path / "mac.safetensors")
+    with pytest.raises(InputError, match=r"mac\.safetensors: the network that comes with"):
+        resolve_run(None)

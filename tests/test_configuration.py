@@ -10,47 +10,50 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from macnet.configuration import changed, differences
+from macnet.configuration import differences, with_changes
 from macnet.errors import InputError
 from macnet.models.config import MACConfig
-from macnet.models.presets import REFERENCE, TABLE_2, ablation
-from macnet.training.recipes import Recipe
+from macnet.models.presets import ABLATIONS, REFERENCE, ablation
+from macnet.models.recipe import Recipe
 
 
-@pytest.mark.parametrize("row", TABLE_2)
+@pytest.mark.parametrize("row", ABLATIONS)
 def test_a_record_restores_what_it_was_made_of(row: str) -> None:
     config = ablation(row, "reference" if row == "MAC" else "paper")
     record = json.loads(json.dumps(asdict(config)))
-    assert changed(MACConfig(), record) == config
+    assert with_changes(MACConfig(), record) == config
 
 
 def test_a_nested_configuration_is_changed_in_part() -> None:
-    config = changed(REFERENCE, {"p": 4, "dropout": {"memory": 0.3}})
+    config = with_changes(REFERENCE, {"p": 4, "dropout": {"memory": 0.3}})
     assert (config.p, config.d) == (4, REFERENCE.d)
     assert asdict(config.dropout) == {**asdict(REFERENCE.dropout), "memory": 0.3}
 
 
 def test_a_list_becomes_what_the_field_has() -> None:
-    assert changed(Recipe(), {"trains": ["question", "output"]}).trains == ("question", "output")
+    assert with_changes(Recipe(), {"trainable": ["question", "output"]}).trainable == (
+        "question",
+        "output",
+    )
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
         ({"depth": 3}, r"there is no field 'model.depth'; choose among d, p, image"),
-        ({"dropout": {"x": 3}}, r"no field 'model.dropout.x'; choose among words, hold"),
+        ({"dropout": {"x": 3}}, r"no field 'model.dropout.x'; choose among words, var"),
         ({"d": "many"}, r"d is 'many'; it must be a whole number from 1"),
         ({"dropout": 0.1}, r"dropout is 0.1; choose a Dropout"),
     ],
 )
 def test_what_does_not_fit_is_refused(changes: dict[str, Any], expected: str) -> None:
     with pytest.raises(InputError, match=expected):
-        changed(MACConfig(), changes, "model.")
+        with_changes(MACConfig(), changes, "model.")
 
 
 def test_one_word_is_no_list() -> None:
-    with pytest.raises(InputError, match=r"recipe.trains is 'question'; it must be a list"):
-        changed(Recipe(), {"trains": "question"}, "recipe.")
+    with pytest.raises(InputError, match=r"recipe.trainable is 'question'; it must be a list"):
+        with_changes(Recipe(), {"trainable": "question"}, "recipe.")
 
 
 RECORDS = st.recursive(

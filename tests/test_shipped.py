@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 import macnet
+from macnet.checkpoint import SHIPPED, load_trained
 from macnet.clevr.world import World
 from macnet.data.dataset import Dataset
-from macnet.data.drawn import pack_world
+from macnet.data.generated import pack_generated
 from macnet.data.pack import pack_split
 from macnet.data.splits import find_split
 from macnet.evaluation.accuracy import Results, measure
-from macnet.evaluation.answering import Answering
-from macnet.explain.model import SHIPPED, Model
-from macnet.training.checkpoint import open_trained
+from macnet.evaluation.predict import Predictor
+from macnet.explain.model import Model
 from real_clevr import real_clevr
 
 RECORDED = json.loads((Path(__file__).parents[1] / "results" / "shipped.json").read_text())
@@ -32,16 +32,16 @@ def model() -> Model:
 
 
 def asked(model: Model, dataset: Dataset) -> Results:
-    with Answering(dataset) as answering:
+    with Predictor(dataset) as answering:
         return measure(dataset, answering(model.trained.system, model.network, show=False))
 
 
 def assert_as_recorded(results: Results, recorded: Mapping[str, Any]) -> None:
-    assert results.overall.count == recorded["overall"]["count"]
-    assert abs(results.overall.right - recorded["overall"]["right"]) <= ROUNDING
-    for name, share in results.columns.items():
-        assert share.count == recorded["columns"][name]["count"]
-        assert abs(share.right - recorded["columns"][name]["right"]) <= ROUNDING
+    assert results.overall.total == recorded["overall"]["count"]
+    assert abs(results.overall.correct - recorded["overall"]["right"]) <= ROUNDING
+    for name, share in results.groups.items():
+        assert share.total == recorded["columns"][name]["count"]
+        assert abs(share.correct - recorded["columns"][name]["right"]) <= ROUNDING
 
 
 def test_it_is_small_enough_to_ship() -> None:
@@ -50,7 +50,7 @@ def test_it_is_small_enough_to_ship() -> None:
 
 def test_it_answers_a_fixed_set_of_another_world(model: Model, tmp_path: Path) -> None:
     world = World(2, width=128, height=128)
-    dataset = pack_world(
+    dataset = pack_generated(
         world,
         model.trained.vocabulary,
         split="test",
@@ -73,9 +73,9 @@ def test_it_answers_real_questions_about_real_scenes(model: Model, tmp_path: Pat
 
 
 def test_it_says_what_it_is() -> None:
-    trained = open_trained(SHIPPED)
+    trained = load_trained(SHIPPED)
     assert (trained.row, trained.share, trained.config.image) == ("MAC", 1, "pixels")
-    about = trained.about
-    assert about["preset"] == "pixels"
-    assert about["data"]["train"]["seed"] == 1
-    assert about["accuracy"]["overall"] > 0.995
+    metadata = trained.metadata
+    assert metadata["preset"] == "pixels"
+    assert metadata["data"]["train"]["seed"] == 1
+    assert metadata["accuracy"]["overall"] > 0.995

@@ -1,10 +1,12 @@
 """Work handed out ahead of its use: in order, and never more of it than was asked for."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from macnet.workers import InProcess, in_order, pool
+from macnet.workers import InProcess, map_in_order, pool
 
 
 @settings(max_examples=50, deadline=None)
@@ -17,14 +19,15 @@ def test_results_come_in_the_order_of_their_tasks(tasks: list[int], ahead: int) 
         return -task
 
     results = []
-    for result in in_order(InProcess(), negative, tasks, ahead):
+    for result in map_in_order(InProcess(), negative, tasks, ahead):
         results.append(result)
         assert len(begun) == min(len(results) + ahead, len(tasks))
     assert results == [-task for task in tasks]
 
 
 def test_an_error_comes_where_its_result_would() -> None:
-    results = in_order(InProcess(), len, ["a", "bc", 3, "d"], ahead=3)  # type: ignore[list-item]
+    tasks: list[Any] = ["a", "bc", 3, "d"]
+    results = map_in_order(InProcess(), len, tasks, ahead=3)
     assert (next(results), next(results)) == (1, 2)
     with pytest.raises(TypeError):
         next(results)
@@ -32,4 +35,4 @@ def test_an_error_comes_where_its_result_would() -> None:
 
 def test_the_work_of_other_processes() -> None:
     with pool(2) as executor:
-        assert list(in_order(executor, str, range(9), ahead=4)) == [str(i) for i in range(9)]
+        assert list(map_in_order(executor, str, range(9), ahead=4)) == [str(i) for i in range(9)]

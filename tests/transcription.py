@@ -1,10 +1,10 @@
-"""The network once more, as literally as Python allows, for the tests to compare with.
+"""An independent transcription of the network in plain loops, for the tests to compare with.
 
 Written from Section 2 of the paper and, for the reference forms, from the description of the
-authors' code. Of the network the loops take configurations and the values of parameters, and no
-line that computes. One question at a time, one word, one element, one row of a matrix: slow, and
-hard to get wrong. All is torch in float64, so that autograd gives the gradients of this as well.
-At the end stand the small networks that are compared with it, and the comparison.
+authors' code. The loops take from the network its configuration and the values of its parameters,
+and no line that computes. They handle one question, one word, one element, one row of a matrix at a
+time: slow, and hard to get wrong. All is torch in float64, so that autograd gives their gradients.
+At the end are the small networks that are compared with them, and the comparison.
 
 A *vector* is a tensor with one index, a *number* one with none.
 """
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from macnet.models.config import NO_DROPOUT, MACConfig
-from macnet.models.encoders import PAD, Knowledge, Question, question_size
-from macnet.models.mac import MACNetwork, Reasoner, Step
+from macnet.models.encoders import PAD, EncodedQuestion, KnowledgeBase, question_size
+from macnet.models.mac import MACNetwork, Reasoner, StepTrace
 from macnet.models.presets import ablation
 
 # --- Arithmetic ------------------------------------------------------------------------------
@@ -60,18 +60,18 @@ def average(weights: list[Tensor], vectors: list[Tensor]) -> Tensor:
 
 
 @dataclass
-class Lost:
+class OmittedBiases:
     """Biases the paper has and the network has not, as they shift all logits of a softmax alike.
 
-    Each is drawn where it is first asked for. They must change nothing: their gradient is 0.
+    Each is sampled where it is first needed. They must change nothing: their gradient is 0.
     """
 
-    drawn: dict[str, Tensor] = field(default_factory=dict)
+    sampled: dict[str, Tensor] = field(default_factory=dict)
 
     def __call__(self, equation: str, *size: int) -> Tensor:
-        if equation not in self.drawn:
-            self.drawn[equation] = torch.randn(*size, dtype=torch.float64, requires_grad=True)
-        return self.drawn[equation]
+        if equation not in self.sampled:
+            self.sampled[equation] = torch.randn(*size, dtype=torch.float64, requires_grad=True)
+        return self.sampled[equation]
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Weights:
     """Parameters by their names within a module: w("read.memory", x) is W x + b."""
 
     parameters: dict[str, Tensor]
-    lost: Lost
+    omitted: OmittedBiases
 
     def __getitem__(self, name: str) -> Tensor:
         return self.parameters[name]
@@ -100,19 +100,19 @@ class Weights:
                 for name, value in self.parameters.items()
                 if name.startswith(prefix)
             },
-            self.lost,
+            self.omitted,
         )
 
 
-def weights_of(module: nn.Module, lost: Lost | None = None) -> Weights:
-    return Weights(dict(module.named_parameters()), lost or Lost())
+def weights_of(module: nn.Module, omitted: OmittedBiases | None = None) -> Weights:
+    return Weights(dict(module.named_parameters()), omitted or OmittedBiases())
 
 
 # --- The control unit ------------------------------------------------------------------------
 
 
-# Of the cell at hand w, and of the first: in the authors' code what is first made of q is never
-# without common weights, not even where the cells are.
+# `w` are the weights of the cell, `first` those of the first cell: in the authors' code the cells
+# share the first projection of q, even where they share no other weights.
 
 
 def paper_query(w: Weights, first: Weights, i: int, c_prev: Tensor, q: Tensor) -> Tensor:
@@ -125,7 +125,9 @@ def reference_query(w: Weights, first: Weights, i: int, c_prev: Tensor, q: Tenso
     return w.of_step("control.query.position", i, u)
 
 
-def recurrent_query(w: Weights, first: Weights, i: int, c_prev: Tensor, q: Tensor) -> Tensor:
+def recurrent_reference_query(
+    w: Weights, first: Weights, i: int, c_prev: Tensor, q: Tensor
+) -> Tensor:
     u = first("control.query.question", torch.tanh(first("control.query.shared", q)))
     hidden = torch.tanh(w("control.query.hidden", torch.cat([c_prev, u])))
     return w("control.query.combine", hidden)
@@ -142,14 +144,14 @@ def no_control(w: Weights, first: Weights, i: int, c_prev: Tensor, q: Tensor) ->
 QUERIES = {
     "paper": paper_query,
     "reference": reference_query,
-    "reference-recurrent": recurrent_query,
+    "reference-recurrent": recurrent_reference_query,
     "question": question_as_control,
     "none": no_control,
 }
 
 
 def cast(w: Weights, cq: Tensor, words: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    ca = [w("control.cast.score", cq * cw, w.lost("c2.1", 1))[0] for cw in words]  # (c2.1)
+    ca = [w("control.cast.score", cq * cw, w.omitted("c2.1", 1))[0] for cw in words]  # (c2.1)
     cv = softmax(ca)  # (c2.2)
     return average(cv, words), cv  # (c2.3)
 
@@ -159,10 +161,10 @@ def cast(w: Weights, cq: Tensor, words: list[Tensor]) -> tuple[Tensor, list[Tens
 
 def paper_logit(w: Weights, m_prev: Tensor, c: Tensor, k: Tensor, direct: bool) -> Tensor:
     d = len(k)
-    interaction = w("read.memory", m_prev) * w("read.knowledge", k, w.lost("r1", d))  # (r1)
+    interaction = w("read.memory", m_prev) * w("read.knowledge", k, w.omitted("r1", d))  # (r1)
     seen = torch.cat([interaction, k]) if direct else interaction
-    combined = w("read.combine", seen, w.lost("r2", d))  # (r2)
-    return w("read.score", c * combined, w.lost("r3.1", 1))[0]  # (r3.1)
+    combined = w("read.combine", seen, w.omitted("r2", d))  # (r2)
+    return w("read.score", c * combined, w.omitted("r3.1", 1))[0]  # (r3.1)
 
 
 def reference_logit(w: Weights, m_prev: Tensor, c: Tensor, k: Tensor, direct: bool) -> Tensor:
@@ -170,16 +172,16 @@ def reference_logit(w: Weights, m_prev: Tensor, c: Tensor, k: Tensor, direct: bo
     interaction = w("read.memory", m_prev) * projected
     seen = torch.cat([interaction, projected]) if direct else interaction
     combined = w("read.combine", elu(w("read.hidden", seen)))
-    return w("read.score", elu(c * combined), w.lost("r3.1", 1))[0]
+    return w("read.score", elu(c * combined), w.omitted("r3.1", 1))[0]
 
 
-def logit_without_control(w: Weights, m_prev: Tensor, c: Tensor, k: Tensor, direct: bool) -> Tensor:
-    """The same, with what the control does there left out: the product and its ELU."""
+def uncontrolled_logit(w: Weights, m_prev: Tensor, c: Tensor, k: Tensor, direct: bool) -> Tensor:
+    """The reference's logit without a control: without the product with c and its ELU."""
     projected = w("read.knowledge", k)
     interaction = w("read.memory", m_prev) * projected
     seen = torch.cat([interaction, projected]) if direct else interaction
     combined = w("read.combine", elu(w("read.hidden", seen)))
-    return w("read.score", combined, w.lost("r3.1", 1))[0]
+    return w("read.score", combined, w.omitted("r3.1", 1))[0]
 
 
 LOGITS = {"paper": paper_logit, "reference": reference_logit}
@@ -198,14 +200,14 @@ Recalled = tuple[Tensor, list[Tensor]]
 
 def paper_recall(w: Weights, c: Tensor, cq: Tensor, past: list[State]) -> Recalled:
     earlier = past[1:]  # j = 1 … i-1; past[0] is the initial state
-    logits = [w("write.recall.score", c * s.c, w.lost("w2.1", 1))[0] for s in earlier]
+    logits = [w("write.recall.score", c * s.c, w.omitted("w2.1", 1))[0] for s in earlier]
     sa = softmax(logits)  # (w2.1)
     return average(sa, [s.m for s in earlier]) + torch.zeros_like(c), sa  # (w2.2)
 
 
 def reference_recall(w: Weights, c: Tensor, cq: Tensor, past: list[State]) -> Recalled:
     key = w("write.recall.key", cq)
-    sa = softmax([w("write.recall.score", key * s.c, w.lost("w2.1", 1))[0] for s in past])
+    sa = softmax([w("write.recall.score", key * s.c, w.omitted("w2.1", 1))[0] for s in past])
     return average(sa, [s.m for s in past]), sa
 
 
@@ -221,7 +223,8 @@ def write(
     config: MACConfig, w: Weights, r: Tensor, c: Tensor, cq: Tensor, past: list[State]
 ) -> tuple[Tensor, list[Tensor], Tensor | None]:
     """m_i, the self-attention (of no step, if there is none), and the share of m_{i-1} in it."""
-    m_prev, sa, kept = past[-1].m, [], None
+    m_prev, kept = past[-1].m, None
+    sa: list[Tensor] = []
     paper = config.optional_steps == "paper"
     inputs = [r, m_prev] if config.write == "linear" else [r]
     if config.self_attention:
@@ -243,7 +246,7 @@ def write(
 
 @dataclass
 class Trace:
-    """What one question saw in one step; attention is over the unpadded places only."""
+    """One step of one question; attention is over what is not padding only."""
 
     cv: list[Tensor]
     rv: list[Tensor]
@@ -259,10 +262,10 @@ def reason(
     q: Tensor,
     words: list[Tensor],
     elements: list[Tensor],
-    lost: Lost,
+    omitted: OmittedBiases,
 ) -> list[Trace]:
     """All p steps of one question: its words and its knowledge base without any padding."""
-    w = weights_of(reasoner, lost)
+    w = weights_of(reasoner, omitted)
     c0 = w["c0"] if "c0" in w.parameters else q
     past, traces = [State(c0, w["m0"])], []
     for i in range(config.p):
@@ -275,7 +278,7 @@ def reason(
         c, cv = (cq, []) if config.attend == "nothing" else cast(cell, cq, words)
         logit, direct = LOGITS[config.read], config.direct_knowledge
         if (config.read, config.control) == ("reference", "none"):
-            logit = logit_without_control
+            logit = uncontrolled_logit
         rv = softmax([logit(cell, m_prev, c, k, direct) for k in elements])  # (r3.2)
         r = average(rv, elements)  # (r3.3)
         if config.separate:
@@ -298,7 +301,7 @@ def answer(config: MACConfig, output: nn.Module, q: Tensor, m: Tensor) -> Tensor
 # --- The input unit --------------------------------------------------------------------------
 
 
-def read_words(w: Weights, direction: int, vectors: list[Tensor]) -> list[Tensor]:
+def lstm_states(w: Weights, direction: int, vectors: list[Tensor]) -> list[Tensor]:
     """The states of an LSTM after each word; gates in the order input, forget, new, output."""
     weight_x, weight_h, bias = (w[f"lstm.{n}"][direction] for n in ("weight_x", "weight_h", "bias"))
     h = cell = torch.zeros(weight_h.shape[1], dtype=torch.float64)
@@ -315,8 +318,8 @@ def encode(config: MACConfig, encoder: nn.Module, tokens: list[int]) -> tuple[Te
     """q and the words the control attends to, of one question without padding."""
     w = weights_of(encoder)
     vectors = [w["embedding.weight"][token] for token in tokens]
-    forwards = read_words(w, 0, vectors)
-    backwards = read_words(w, 1, vectors[::-1])[::-1]
+    forwards = lstm_states(w, 0, vectors)
+    backwards = lstm_states(w, 1, vectors[::-1])[::-1]
     q = torch.cat([forwards[-1], backwards[0]])
     words = [torch.cat(pair) for pair in zip(forwards, backwards, strict=True)]
     if config.attend == "word vectors":
@@ -342,7 +345,7 @@ def convolve(maps: Tensor, weight: Tensor, bias: Tensor, stride: int = 1) -> Ten
     return torch.stack(rows, -2)
 
 
-def look(config: MACConfig, w: Weights, maps: Tensor) -> list[Tensor]:
+def encode_image(config: MACConfig, w: Weights, maps: Tensor) -> list[Tensor]:
     """The knowledge base of one image (channels, H, W): its places in reading order."""
     _, height, width = maps.shape
     if config.coordinates:
@@ -361,16 +364,16 @@ TOLERANCE = 1e-10
 M = TypeVar("M", bound=nn.Module)
 
 
-def small(row: str = "MAC", base: str = "paper", **changes: Any) -> MACConfig:
-    """A row of table 2 that loops can afford, of features and without dropout."""
+def small_config(row: str = "MAC", base: str = "paper", **changes: Any) -> MACConfig:
+    """A row of table 2, small enough for loops, for features and without dropout."""
     few = {"d": 6, "p": 3, "embedding": 5, "image": "features", "dropout": NO_DROPOUT}
     return ablation(row, base, **{**few, **changes})
 
 
-def scrambled(module: M, seed: int = 0) -> M:
-    """The module in float64, with no parameter where it started: biases too are random.
+def randomized(module: M, seed: int = 0) -> M:
+    """The module in float64, with random weights and biases.
 
-    Weights are drawn so that numbers of size 1 stay so, and rounding errors far below 1e-10.
+    Their scale keeps numbers of size 1 so, and rounding errors far below 1e-10.
     """
     generator = torch.Generator().manual_seed(seed)
     module = module.double()
@@ -386,17 +389,18 @@ def scrambled(module: M, seed: int = 0) -> M:
 
 
 def maps(n: int, seed: int = 0) -> Tensor:
-    """Features of n images, 2×3 places each."""
+    """Random features of n images of 2×3 cells: (n, 1024, 2, 3)."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(n, 1024, 2, 3, generator=generator, dtype=torch.float64)
 
 
 def network(config: MACConfig, seed: int = 0) -> MACNetwork:
-    return scrambled(MACNetwork(config, vocabulary=9, answers=4), seed)
+    """The network with random weights, for 8 words and 4 answers."""
+    return randomized(MACNetwork(config, vocabulary=9, answers=4), seed)
 
 
 def gradients(y: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Of a fixed random functional of y; zero where y does not depend on an input."""
+    """The gradients of a fixed random projection of y; zero where y does not depend on an input."""
     direction = torch.randn(y.shape, generator=torch.Generator().manual_seed(7)).to(y.dtype)
     found = torch.autograd.grad((y * direction).sum(), inputs, allow_unused=True)
     return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
@@ -412,17 +416,17 @@ def assert_same(one: Tensor, other: Tensor, inputs: Sequence[Tensor]) -> None:
     """Two ways to compute a value agree, and so do their gradients."""
     assert_close(one, other, "value")
     pairs = zip(gradients(one, inputs), gradients(other, inputs), strict=True)
-    for n, (slope, other_slope) in enumerate(pairs):
-        assert_close(slope, other_slope, f"gradient of input {n}")
+    for n, (grad, other_slope) in enumerate(pairs):
+        assert_close(grad, other_slope, f"gradient of input {n}")
 
 
 class Witness:
-    """Lives as long as whatever holds it, be it the hook of a graph."""
+    """An object to hold weak references to: it lives as long as the hook that holds it."""
 
 
 @contextmanager
-def no_collector() -> Iterator[None]:
-    """What is freed in here is freed for want of references, and by nothing else."""
+def gc_disabled() -> Iterator[None]:
+    """Disable the garbage collector: objects are freed only when nothing refers to them."""
     gc.collect()
     gc.disable()
     try:
@@ -446,8 +450,8 @@ class Case:
         generator = torch.Generator().manual_seed(seed)
 
         def vectors(*size: int) -> Tensor:
-            drawn = torch.randn(*size, generator=generator, dtype=torch.float64)
-            return drawn.requires_grad_()
+            sampled = torch.randn(*size, generator=generator, dtype=torch.float64)
+            return sampled.requires_grad_()
 
         return cls(
             vectors(4, question_size(config)),
@@ -461,15 +465,17 @@ class Case:
     def inputs(self) -> list[Tensor]:
         return [self.q, self.words, self.elements]
 
-    def run(self, reasoner: Reasoner, *, literal: bool = False) -> tuple[Tensor, list[Step]]:
-        question = Question(self.q, self.words, self.words_pad)
+    def run(self, reasoner: Reasoner, *, literal: bool = False) -> tuple[Tensor, list[StepTrace]]:
+        question = EncodedQuestion(self.q, self.words, self.words_pad)
         memory, steps = reasoner(
-            question, Knowledge(self.elements, self.elements_pad), literal=literal
+            question, KnowledgeBase(self.elements, self.elements_pad), literal=literal
         )
         return memory, steps
 
-    def loop(self, config: MACConfig, reasoner: Reasoner, lost: Lost) -> list[list[Trace]]:
-        """For each question, its steps by the loops above."""
+    def transcribe(
+        self, config: MACConfig, reasoner: Reasoner, omitted: OmittedBiases
+    ) -> list[list[Trace]]:
+        """The steps of each question, by the loops above."""
         return [
             reason(
                 config,
@@ -477,48 +483,50 @@ class Case:
                 self.q[b],
                 list(self.words[b][~self.words_pad[b]]),
                 list(self.elements[b // 2][~self.elements_pad[b // 2]]),
-                lost,
+                omitted,
             )
             for b in range(4)
         ]
 
 
-def spread(weights: list[Tensor], is_pad: Tensor) -> Tensor:
-    """Attention over the unpadded places, with zeros at the padded ones."""
+def fill_padding(weights: list[Tensor], is_pad: Tensor) -> Tensor:
+    """Attention over what is not padding, with zeros at the padding."""
     remaining = iter(weights)
     return torch.stack([torch.tensor(0.0).double() if pad else next(remaining) for pad in is_pad])
 
 
 def assert_equals_loops(config: MACConfig) -> None:
-    """Both forms of the reasoner do, at every step, what the loops do; so do their gradients."""
-    reasoner, case, lost = scrambled(Reasoner(config)).eval(), Case.of(config), Lost()
-    wanted = case.loop(config, reasoner, lost)
+    """Both forms of the reasoner equal the loops at every step, and so do their gradients."""
+    reasoner, case, omitted = randomized(Reasoner(config)).eval(), Case.of(config), OmittedBiases()
+    wanted = case.transcribe(config, reasoner, omitted)
     final = torch.stack([traces[-1].m for traces in wanted])
     named = {"q": case.q, "words": case.words, "K": case.elements}
-    named |= dict(reasoner.named_parameters()) | {f"lost {k}": v for k, v in lost.drawn.items()}
-    slopes = dict(zip(named, gradients(final, list(named.values())), strict=True))
-    for name in lost.drawn:
-        assert_close(slopes[f"lost {name}"], torch.zeros_like(lost.drawn[name]), name)
+    named |= dict(reasoner.named_parameters()) | {
+        f"omitted {k}": v for k, v in omitted.sampled.items()
+    }
+    wanted_grads = dict(zip(named, gradients(final, list(named.values())), strict=True))
+    for name in omitted.sampled:
+        assert_close(wanted_grads[f"omitted {name}"], torch.zeros_like(omitted.sampled[name]), name)
 
     for literal in (False, True):
         memory, steps = case.run(reasoner, literal=literal)
-        form = "literal" if literal else "folded"
+        form = "literal" if literal else "prepared"
         assert_close(memory, final, f"{form} m_p")
         assert len(steps) == config.p
         for i, step in enumerate(steps):
             _assert_same_step(step, [traces[i] for traces in wanted], case, f"{form} step {i + 1}")
         found = gradients(memory, list(named.values()))
-        for name, slope in zip(named, found, strict=True):
-            assert_close(slope, slopes[name], f"{form} gradient of {name}")
+        for name, grad in zip(named, found, strict=True):
+            assert_close(grad, wanted_grads[name], f"{form} gradient of {name}")
 
 
-def _assert_same_step(step: Step, traces: list[Trace], case: Case, at: str) -> None:
-    """The batch's step is that of each question."""
+def _assert_same_step(step: StepTrace, traces: list[Trace], case: Case, at: str) -> None:
+    """The step of the batch equals the step of each question."""
     for b, trace in enumerate(traces):
         assert (step.words is None) == (not trace.cv), at
         if step.words is not None:
-            assert_close(step.words[b], spread(trace.cv, case.words_pad[b]), f"{at} cv")
-        rv = spread(trace.rv, case.elements_pad[b // 2])
+            assert_close(step.words[b], fill_padding(trace.cv, case.words_pad[b]), f"{at} cv")
+        rv = fill_padding(trace.rv, case.elements_pad[b // 2])
         assert_close(step.knowledge[b], rv, f"{at} rv")
         assert (step.self_attention is None) == (not trace.sa), at
         if step.self_attention is not None:

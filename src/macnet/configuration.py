@@ -1,4 +1,4 @@
-"""Configurations are frozen dataclasses; here they are checked, changed by name, and compared."""
+"""Configurations are frozen dataclasses: checks of fields, changes by name, comparisons."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ Config = TypeVar("Config", bound="DataclassInstance")
 
 
 SIZES, REPEATS = 65_536, 1_000
-"""The most that a dimension may be, and a number of layers, blocks or steps.
+"""The largest dimension, and the largest number of layers, blocks or steps.
 
-A file that asks for more is forged, or a typing error: a network is not begun that no memory holds.
+A file that asks for more is forged or mistyped; no memory would hold such a network.
 """
 
 
-def refuse_no_count(name: str, value: object, most: int = SIZES) -> None:
+def check_count(name: str, value: object, most: int = SIZES) -> None:
+    """Raise unless the value is a whole number from 1 to `most`."""
     if not (type(value) is int and 1 <= value <= most):
         raise InputError(f"{name} is {value!r:.40}; it must be a whole number from 1 to {most:,}")
 
 
-def refuse_no_choice(name: str, hint: Any, value: object) -> None:
-    """Where a field's type leaves a choice, yes or no among them, it must be one of these."""
+def check_choice(name: str, hint: Any, value: object) -> None:
+    """Raise unless the value is one that a field of type bool or Literal may have."""
     if hint is bool and type(value) is not bool:
         raise InputError(f"{name} is {value!r}; choose True or False")
     if get_origin(hint) is Literal and value not in get_args(hint):
         raise InputError(f"{name} is {value!r}; choose one of {', '.join(get_args(hint))}")
 
 
-def changed(config: Config, changes: Mapping[str, Any], within: str = "") -> Config:
-    """With other values in some fields; those of a nested configuration can be changed in part.
+def with_changes(config: Config, changes: Mapping[str, Any], within: str = "") -> Config:
+    """A copy with other values in some fields; a nested configuration can be changed in part.
 
-    Whatever a field does not take, its configuration refuses itself.
+    Values are checked by the configuration itself.
     """
     known = [field.name for field in fields(config)]
     values = {}
@@ -47,7 +48,7 @@ def changed(config: Config, changes: Mapping[str, Any], within: str = "") -> Con
             raise InputError(f"there is no field {within + name!r}; {among}")
         inner = getattr(config, name)
         if is_dataclass(inner) and not isinstance(inner, type) and isinstance(value, Mapping):
-            value = changed(inner, value, f"{within}{name}.")
+            value = with_changes(inner, value, f"{within}{name}.")
         if isinstance(inner, tuple):
             if not isinstance(value, list | tuple):
                 raise InputError(f"{within}{name} is {value!r}; it must be a list")
@@ -57,7 +58,7 @@ def changed(config: Config, changes: Mapping[str, Any], within: str = "") -> Con
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any], within: str = "") -> list[str]:
-    """Where two records say different things: "recipe.lr is 0.001 there and 0.0001 here"."""
+    """Where two records differ, as sentences: "recipe.lr is 0.001 there and 0.0001 here"."""
     found = []
     for name in [*one, *(name for name in other if name not in one)]:
         a, b = one.get(name), other.get(name)

@@ -1,10 +1,10 @@
-"""The exception a command turns into a sentence and exit code 2; and errors of no file's making."""
+"""The exceptions a command turns into one sentence and exit code 2, and what counts as such."""
 
 from __future__ import annotations
 
 import errno
 
-LACKS_MEMORY = (
+OUT_OF_MEMORY_MESSAGES = (
     "allocate memory",
     "not enough memory",
     "out of memory",
@@ -15,34 +15,37 @@ LACKS_MEMORY = (
 
 
 class InputError(Exception):
-    """What the user gave cannot be used; the message says what, where, and what to do."""
+    """An input cannot be used; the message says what is wrong, where, and what to do.
+
+    Arguments are named in backticks, which the command line turns into flags.
+    """
 
 
 class NotFiniteError(InputError):
-    """A network cannot be asked, because NaN or infinity is among its numbers."""
+    """A network has NaN or infinity among its weights or outputs."""
 
 
-def not_finite(network: object, what: str = "its answers") -> NotFiniteError:
-    """The refusal, the same wherever such a network is met; it is named by its file."""
+def not_finite_error(network: object, what: str = "its answers") -> NotFiniteError:
+    """The error for such a network, which is named by its file."""
     return NotFiniteError(
         f"{network}: {what} are not finite numbers; it diverged in training or was damaged, so "
         "take another checkpoint"
     )
 
 
-def is_about_memory(error: BaseException) -> bool:
-    """Whether there was too little memory, of the host or of a GPU, to go on.
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether host or GPU memory ran out.
 
-    torch has a name for a GPU's that is full and none for the host's; libraries in C and Rust pass
-    on what the system says.
+    torch has an exception for GPU memory and none for host memory; libraries in C and Rust pass on
+    the system's message.
     """
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     if isinstance(error, OSError) and error.errno == errno.ENOMEM:
         return True
-    return any(told in str(error).lower() for told in LACKS_MEMORY)
+    return any(told in str(error).lower() for told in OUT_OF_MEMORY_MESSAGES)
 
 
-def is_about_resources(error: BaseException) -> bool:
-    """Whether memory or open files ran out: no fault of the file that was being read."""
-    return is_about_memory(error) or getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)
+def is_out_of_resources(error: BaseException) -> bool:
+    """Whether memory or file handles ran out, which is no fault of the file being read."""
+    return is_out_of_memory(error) or getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE)

@@ -1,10 +1,10 @@
-"""How far a long command has come: a bar in a terminal, a line now and then elsewhere.
+"""Progress of long work: a bar in a terminal, a line every ten seconds elsewhere.
 
     with progress("training", "questions", 17_500_000) as advance:
         advance(640, "loss 0.512")
         advance.say("val 87.12%")
 
-All of it goes to stderr. Of processes that `torchrun` started, only the first speaks.
+All of it goes to stderr. Under `torchrun`, only rank 0 prints.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ BAR_WIDTH = 24
 
 
 class Advance:
-    """Called with the number of units just made, and with a note where it has changed."""
+    """Reports progress: called with the number of units just done, and a note if it changed."""
 
     def __init__(self, what: str, unit: str, total: int, done: int, within: bool = False) -> None:
-        """`within` another that is told of: then the end is not worth a line."""
+        """`within` another progress, the end prints no line."""
         self._what, self._unit, self._total, self._within = what, unit, total, within
         self._now = self._done = done
         self._note = ""
@@ -37,15 +37,16 @@ class Advance:
         self.to(self._now + count, note)
 
     def to(self, now: int, note: str | None = None) -> None:
-        """For those who know how many units there are by now."""
+        """Report the number of units done in all."""
         self._now = now
         self._note = self._note if note is None else note
         self._show()
 
     def say(self, line: str) -> None:
-        """Print a line for good."""
+        """Print a line above the bar."""
         # Not through a console, which would break the line at some guessed width.
-        print(line, file=sys.stderr, flush=True)
+        if _is_rank_zero():
+            print(line, file=sys.stderr, flush=True)
 
     def _show(self) -> None:
         finished = self._now == self._total and not self._within
@@ -66,7 +67,7 @@ class Advance:
 
 
 class _Bar(Advance):
-    """A bar of a display; what one says scrolls away above all bars."""
+    """A bar in a terminal; lines scroll above all bars."""
 
     def __init__(self, what: str, unit: str, total: int, done: int, display: Progress) -> None:
         super().__init__(what, unit, total, done)
@@ -85,28 +86,19 @@ class _Bar(Advance):
         self._display.update(self.task, completed=self._now, counted=counted, pace=escape(pace))
 
 
-class _Silent(Advance):
-    def say(self, line: str) -> None:
-        pass
-
-    def _show(self) -> None:
-        pass
-
-
-_display: Progress | None = None  # the one in the terminal, which bars within bars share
-_speaking = False  # in lines, where there is no terminal
+_display: Progress | None = None  # nested bars share the display of the terminal
+_speaking = False  # whether an outer progress prints lines, where there is no terminal
 
 
 @contextmanager
 def progress(what: str, unit: str, total: int, done: int = 0) -> Iterator[Advance]:
-    """Gives the function to call with the number of units just made.
+    """Yields the function to call with the number of units just done.
 
-    `done` counts what an earlier run made; it says nothing about the speed of this one.
+    `done` counts the units of an earlier run, which do not count for the speed of this one.
     """
     global _display, _speaking
-    if os.environ.get("RANK", "0") != "0":
-        yield _Silent(what, unit, total, done)
-    elif not (console := Console(stderr=True)).is_terminal:
+    console = Console(stderr=True)
+    if not _is_rank_zero() or not console.is_terminal:
         within, _speaking = _speaking, True
         try:
             yield Advance(what, unit, total, done, within)
@@ -130,6 +122,10 @@ def progress(what: str, unit: str, total: int, done: int = 0) -> Iterator[Advanc
                 yield _Bar(what, unit, total, done, _display)
             finally:
                 _display = None
+
+
+def _is_rank_zero() -> bool:
+    return os.environ.get("RANK", "0") == "0"
 
 
 def _clock(seconds: int) -> str:

@@ -1,4 +1,4 @@
-"""Processes that do the work of one, and never outlive it."""
+"""Worker processes that never outlive their parent."""
 
 from __future__ import annotations
 
@@ -10,18 +10,23 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import torch
 
+DIED = (
+    "a worker process died: it was killed, perhaps for memory, or the script that started it does "
+    'its work outside of `if __name__ == "__main__":`'
+)
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 
 class InProcess(Executor):
-    """An executor that does the work at once, where it stands: what no workers at all means."""
+    """An executor without workers: it runs each task at once, in this process."""
 
     def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -33,6 +38,7 @@ class InProcess(Executor):
 
 
 def default_workers(device: torch.device | str) -> int:
+    """As many processes as there are cores, and at most 8 on a GPU."""
     # The cores this process may use, where the system can tell; a shared machine has more.
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -42,7 +48,7 @@ def default_workers(device: torch.device | str) -> int:
 
 @contextmanager
 def pool(workers: int) -> Iterator[Executor]:
-    """An executor of so many processes; they end when the block is left, or its process dies.
+    """An executor of so many processes, which end when the block is left or its process dies.
 
     The processes are spawned, not forked: a forked one cannot use CUDA.
     """
@@ -59,8 +65,10 @@ def pool(workers: int) -> Iterator[Executor]:
     try:
         _start_workers(executor, workers)
         yield executor
-    except BaseException:
-        writing.close()  # whatever the workers are at, nobody waits for it any more
+    except BaseException as error:
+        writing.close()  # nobody waits for what the workers are doing
+        if isinstance(error, BrokenProcessPool):
+            error.args = (DIED,)
         raise
     finally:
         executor.shutdown(cancel_futures=True)
@@ -68,10 +76,10 @@ def pool(workers: int) -> Iterator[Executor]:
         reading.close()
 
 
-def in_order(
+def map_in_order(
     executor: Executor, do: Callable[[Task], Result], tasks: Iterable[Task], ahead: int
 ) -> Iterator[Result]:
-    """The results of tasks, in their order; so many are begun before they are wanted."""
+    """The results of tasks in their order; `ahead` of them are submitted before they are needed."""
     begun: deque[Future[Result]] = deque()
     for task in tasks:
         begun.append(executor.submit(do, task))
@@ -82,9 +90,9 @@ def in_order(
 
 
 def _start_workers(executor: Executor, workers: int) -> None:
-    """Ctrl-C reaches every process of a terminal, but is for this one to decide about.
+    """Start the workers with SIGINT blocked, which children inherit.
 
-    Hence the others are born with their ears shut: whoever blocks a signal hands that down.
+    Ctrl-C reaches every process of a terminal, but only this one decides what to do about it.
     """
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -96,8 +104,8 @@ def _start_workers(executor: Executor, workers: int) -> None:
 
 def _prepare_worker(lifeline: Connection) -> None:
     torch.set_num_threads(1)  # the processes share the cores already
-    # To look for cycles among all that torch brings, and among a million small objects that have
-    # none, would take a third of a worker's time.
+    # Garbage collection over all objects of torch, and over a million small ones without cycles,
+    # would take a third of a worker's time.
     gc.freeze()
     gc.set_threshold(200_000)
 
@@ -112,7 +120,7 @@ def _prepare_worker(lifeline: Connection) -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """torch works with a single thread in here."""
+    """Limit torch to one thread inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from macnet.training import trainer
-from small_data import trains, write_data, write_humans
+from small_data import run_train, write_data, write_humans
 
 
 @pytest.fixture
@@ -33,5 +33,5 @@ def humans(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def made(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that is over, not to be changed."""
     folder = tmp_path_factory.mktemp("made")
-    trains(data, "--out", folder / "run", "--cache", folder / "cache")
+    run_train(data, "--out", folder / "run", "--cache", folder / "cache")
     return folder / "run"

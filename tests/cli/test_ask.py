@@ -11,10 +11,10 @@ import pytest
 from PIL import Image
 
 import macnet
+from macnet import checkpoint
+from macnet.checkpoint import BEST
 from macnet.cli import main
 from macnet.data.vocab import ANSWERS
-from macnet.explain import model as asking
-from macnet.training.checkpoint import BEST
 from small_data import sentence
 from tiny_networks import write_network
 
@@ -32,7 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def here(tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where there is a picture; the network is the one that is shipped."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(asking, "SHIPPED", run / BEST)
+    monkeypatch.setattr(checkpoint, "SHIPPED", run / BEST)
     Image.fromarray(SCENE).save("scene.png")
     return tmp_path
 
@@ -106,13 +106,13 @@ def test_garbage_is_collected_again(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_fresh_scene(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said, (remark,) = asks(capsys, QUESTION)
-    found = re.fullmatch(r"(scene-(\d+)\.png): a fresh scene; --seed (\2) draws it again", remark)
+    found = re.fullmatch(r"(scene-(\d+)\.png): a new scene; --seed (\2) generates it again", remark)
     assert found, remark
     with Image.open(found[1]) as image:
         assert image.size == (480, 320)
     assert asks(capsys, found[1], QUESTION)[0] == said
     again, (remark,) = asks(capsys, QUESTION, "--seed", found[2], "--save", "new/again.PNG")
-    assert remark == f"new/again.PNG: a fresh scene; --seed {found[2]} draws it again"
+    assert remark == f"new/again.PNG: a new scene; --seed {found[2]} generates it again"
     assert again == said
     assert (here / "new/again.PNG").read_bytes() == (here / found[1]).read_bytes()
     asks(capsys, QUESTION, "--seed", str(int(found[2]) + 1), "--save", "other.png")
@@ -123,7 +123,7 @@ def test_a_scene_that_cannot_be_asked_about_is_not_kept(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for question, expected in (
-        (" ", "the question is empty; ask something such as"),
+        (" ", "the question is empty; ask one in the words"),
         ("cube " * 500, "the question has 500 words; 255 is the most"),
     ):
         assert sentence(capsys, "ask", question).startswith(expected)
@@ -139,7 +139,7 @@ def test_a_scene_that_cannot_be_asked_about_is_not_kept(
         ([], "there is no question; ask one, such as"),
         (["nope.png"], "nope.png: there is no such file, and no question about it"),
         (["scene.png"], "scene.png: this is a file; put a question about it, in quotes, after it"),
-        (["scene.png", ""], "the question is empty; ask something such as"),
+        (["scene.png", ""], "the question is empty; ask one in the words"),
         (["scene.png", "cube " * 500], "the question has 500 words; 255 is the most"),
         (["nothing.png", QUESTION], "nothing.png: there is no such file"),
         ([".", QUESTION], ".: this is a folder, not a file"),
@@ -164,8 +164,8 @@ def test_what_cannot_be(
 def test_without_the_network_that_is_shipped(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(asking, "SHIPPED", here / "mac.safetensors")
+    monkeypatch.setattr(checkpoint, "SHIPPED", here / "mac.safetensors")
     assert sentence(capsys, "ask", "scene.png", QUESTION) == (
         f"{here}/mac.safetensors: the network that comes with macnet is missing; install macnet "
-        "again, or name a run of your own"
+        "again, or give a run of your own"
     )

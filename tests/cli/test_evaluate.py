@@ -6,28 +6,31 @@ import json
 import re
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import pytest
 
-from macnet.clevr.generate import generate
+from macnet import checkpoint
+from macnet.checkpoint import BEST, load_trained, read_checkpoint, write_checkpoint
+from macnet.clevr.generate import generate_world
 from macnet.clevr.world import World
-from macnet.cli import evaluate as command
 from macnet.cli import main
-from macnet.configuration import changed
-from macnet.data.stream import language
+from macnet.configuration import with_changes
+from macnet.data.endless import world_texts
+from macnet.data.spec import DataSpec
 from macnet.data.vocab import Vocabulary
+from macnet.evaluation import evaluate as evaluation
 from macnet.evaluation.report import NO_NUMBER
-from macnet.explain import model
-from macnet.models.registry import PRESETS, Fit
+from macnet.explain import attention
+from macnet.models.registry import PRESETS
 from macnet.training import trainer
-from macnet.training.checkpoint import BEST, open_trained, read_checkpoint, write_checkpoint
 from small_data import (
     COUNTS,
     records,
+    run_train,
     sentence,
-    trains,
     write_data,
     write_humans,
     write_questions,
@@ -51,9 +54,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(trainer, "draw_curve", lambda *_: None)
         cache = ("--cache", root / "cache")
-        trains(data, "--out", root / "run", "--validate-on", "6", *cache)
+        run_train(data, "--out", root / "run", "--validate-on", "6", *cache)
         of_features = ("--images", root / "train.h5", "--val-images", root / "val.h5")
-        trains(data, "--out", root / "features", *of_features, *cache)
+        run_train(data, "--out", root / "features", *of_features, *cache)
     return root
 
 
@@ -83,13 +86,13 @@ def test_without_data_it_is_what_the_run_was_validated_on(
     assert NO_NUMBER in said  # of so small a network
     assert "in the paper" not in said
     numbers = json.loads((here / "new/numbers.json").read_bytes())
-    trained = open_trained(small / name)
-    assert numbers["run"] == str(small / name)
+    trained = load_trained(small / name)
+    assert numbers["run"] == str(small / name / BEST)
     assert (numbers["preset"], numbers["row"], numbers["share"]) == ("paper", None, 1)
-    assert numbers["data"] == trained.about["data"]["val"]
+    assert numbers["data"] == trained.metadata["data"]["val"]
     # Six questions at most were asked for: those about three images, which have two each.
-    assert numbers["questions"] == numbers["results"]["overall"]["count"] == 6 + 2 * (name != "run")
-    assert numbers["results"]["overall"]["accuracy"] == trained.about["accuracy"]["overall"]
+    assert numbers["questions"] == numbers["results"]["overall"]["total"] == 6 + 2 * (name != "run")
+    assert numbers["results"]["overall"]["accuracy"] == trained.metadata["accuracy"]["overall"]
     assert numbers["questions_per_second"] == numbers["questions"] / numbers["seconds"]
     assert numbers["precision"] == "float32"
 
@@ -97,7 +100,7 @@ def test_without_data_it_is_what_the_run_was_validated_on(
 def test_a_dataset_alone_is_for_the_network_that_comes_with_macnet(
     small: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model, "SHIPPED", small / "run" / BEST)
+    monkeypatch.setattr(checkpoint, "SHIPPED", small / "run" / BEST)
     for arguments, name in ((["data"], "one"), (["run", "data"], "other")):
         assert main(["evaluate", *(str(small / a) for a in arguments), "--json", name]) == 0
     one, other = (json.loads((here / name).read_text()) for name in ("one", "other"))
@@ -108,26 +111,30 @@ def test_a_dataset_alone_is_for_the_network_that_comes_with_macnet(
 def test_without_arguments_it_is_a_few_images_and_says_how_to_ask_all(
     looking: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    about, weights = read_checkpoint(looking / "mac.safetensors")
+    metadata, weights = read_checkpoint(looking / "mac.safetensors")
     place = {"world_seed": 1, "split": "val", "count": 5000}
-    write_checkpoint(here / "s.safetensors", {**about, "data": {"val": {"place": place}}}, weights)
-    monkeypatch.setattr(model, "SHIPPED", here / "s.safetensors")
-    monkeypatch.setattr(command, "FEW_IMAGES", 2)
-    monkeypatch.setattr(command, "choose_share_of_workers", lambda _: 0)
+    write_checkpoint(
+        here / "s.safetensors", {**metadata, "data": {"val": {"source": place}}}, weights
+    )
+    monkeypatch.setattr(checkpoint, "SHIPPED", here / "s.safetensors")
+    monkeypatch.setattr(evaluation, "FEW_IMAGES", 2)
+    monkeypatch.setattr(evaluation, "choose_share_of_workers", lambda _: 0)
     evaluates("--json", "n.json")
     captured = capsys.readouterr()
     assert captured.err.splitlines()[0] == (
-        "the network that comes with macnet is asked questions about the first 2 images of val of "
-        "the generated world 1, on cpu; --world-images 5000 asks all that it was validated on"
+        "the network that comes with macnet is evaluated on questions about the first 2 images of "
+        "val of the generated world 1, on cpu; --world-images 5000 is all that it was validated on"
     )
     assert "\n20 questions about 2 images\n" in captured.err
-    assert json.loads((here / "n.json").read_bytes())["data"]["place"] == {**place, "count": 2}
+    assert json.loads((here / "n.json").read_bytes())["data"]["source"] == {**place, "count": 2}
 
 
 def test_a_run_says_first_what_it_is_asked(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     evaluates(small / "run")
     said = capsys.readouterr().err.splitlines()
-    asked = f"{small}/run/best.safetensors is asked the questions of val of {small}/data, on cpu"
+    asked = (
+        f"{small}/run/best.safetensors is evaluated on the questions of val of {small}/data, on cpu"
+    )
     assert said[:2] == [asked, "6 questions about 3 images"]
 
 
@@ -144,8 +151,8 @@ def test_answers_in_the_order_of_the_questions(small: Path, here: Path) -> None:
     answers = (here / "answers.txt").read_text().splitlines()
     asked = json.loads((small / "data/questions/CLEVR_val_questions.json").read_text())["questions"]
     right = [record["answer"] == answer for record, answer in zip(asked, answers, strict=True)]
-    assert numbers["results"]["overall"]["right"] == sum(right)
-    assert numbers["results"]["overall"]["count"] == len(right) == 8
+    assert numbers["results"]["overall"]["correct"] == sum(right)
+    assert numbers["results"]["overall"]["total"] == len(right) == 8
 
 
 def test_questions_without_answers_are_answered(
@@ -154,11 +161,11 @@ def test_questions_without_answers_are_answered(
     test = (small / "run", small / "data", "--split", "test")
     evaluates(*test, "--predictions", "new/answers.txt")
     assert capsys.readouterr().out == "new/answers.txt: 6 answers\n"
-    known = open_trained(small / "run").vocabulary.answers
+    known = load_trained(small / "run").vocabulary.answers
     assert all(line in known for line in (here / "new/answers.txt").read_text().splitlines())
     assert sentence(capsys, "evaluate", *test) == (
-        f"{small}/data/questions/CLEVR_test_questions.json: its questions come without answers; "
-        "write down the network's with --predictions FILE"
+        f"{small}/data/questions/CLEVR_test_questions.json: its questions come without answers, "
+        "so only --predictions can be made"
     )
 
 
@@ -173,14 +180,14 @@ def test_a_network_stands_beside_the_papers_number_for_it(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Which it tells itself, from its configuration and what it learned from."""
-    about = read_checkpoint(small / "features" / BEST).about
-    assert about["experiment"] == {"row": None, "share": 1.0}
-    config = changed(PRESETS["paper"].config, {"d": 128, "channels": 6})
-    network = PRESETS["paper"].system.build(config, Fit(**about["fit"]))
-    about |= {"model": asdict(config)}
+    metadata = read_checkpoint(small / "features" / BEST).metadata
+    assert metadata["experiment"] == {"row": None, "share": 1.0}
+    config = with_changes(PRESETS["paper"].config, {"d": 128, "channels": 6})
+    network = PRESETS["paper"].system.build(config, DataSpec(**metadata["data_spec"]))
+    metadata |= {"model": asdict(config)}
     for share, overall in ((1.0, "97.6"), (0.1, "77.0"), (0.5, None), (None, None)):
-        about["experiment"] = {"row": "state dimension 128", "share": share}
-        write_checkpoint(Path("made.safetensors"), about, network.state_dict())
+        metadata["experiment"] = {"row": "state dimension 128", "share": share}
+        write_checkpoint(Path("made.safetensors"), metadata, network.state_dict())
         evaluates("made.safetensors")
         said = capsys.readouterr().out
         assert ("in the paper" in said) == (overall is not None)
@@ -200,10 +207,10 @@ def test_of_people_the_paper_has_two_numbers(
     tuned = ["train", str(small), "--images", str(small / "data"), "--from", "run", "--out"]
     assert main([*tuned, "tuned", *size.split()]) == 0
     said = capsys.readouterr().out
-    assert open_trained(here / "tuned").share == 1
+    assert load_trained(here / "tuned").share == 1
     assert re.search(r"Overall .* 27\.5 +36\.5", said)
     assert main([*tuned, "part", "--subset-questions", "0.5", *size.split()]) == 0
-    assert open_trained(here / "part").share is None
+    assert load_trained(here / "part").share is None
     assert NO_NUMBER in capsys.readouterr().out
 
 
@@ -211,7 +218,7 @@ def test_a_question_without_a_known_word_is_answered(small: Path, here: Path) ->
     write_questions(here / "CLEVR-Humans-val.json", "val", records("val", COUNTS["val"], "wug?"))
     evaluates(small / "run", here, "--images", small / "data", "--json", "n.json")
     numbers = json.loads((here / "n.json").read_bytes())
-    assert numbers["results"]["overall"]["count"] == COUNTS["val"]
+    assert numbers["results"]["overall"]["total"] == COUNTS["val"]
 
 
 def test_bfloat16(small: Path, here: Path) -> None:
@@ -227,22 +234,22 @@ def test_bfloat16(small: Path, here: Path) -> None:
     [
         ("{}/nothing", "{}/nothing: there is no such file"),
         ("{}/cache", "{}/cache: there is no best.safetensors in it; has it been validated yet?"),
-        ("{}/run/last.safetensors", "{}/run/last.safetensors: it is for going on with training"),
+        ("{}/run/last.safetensors", "{}/run/last.safetensors: it is for resuming training"),
         ("{}/run/run.json", "{}/run/run.json: it is damaged, or no checkpoint"),
         ("{}/run {}/data --split x", "{}/data: it has no split 'x'; it has test, train, val"),
         ("{}/run {}/nothing", "{}/nothing: there is no such folder"),
         ("{}/run {}", "{}: these come without images; say with --images where CLEVR's are"),
         (
             "{}/run {}/data --images {}/val.h5",
-            "{}/val.h5: these are features, but {}/run/best.safetensors learned from pictures",
+            "{}/val.h5: these are features, but {}/run/best.safetensors was trained on images",
         ),
         (
             "{}/features {}/data",
-            "{}/data/images/val: these are pictures, but {}/features/best.safetensors learned from "
+            "{}/data/images/val: these are images, but {}/features/best.safetensors was trained on "
             "features; give a file of them as --images",
         ),
         ("{}/run --world-images 3", "--size is 16x16; it must be at least 24x16"),
-        ("{}/features --world-images 3", "the generated world: these are pictures, but"),
+        ("{}/features --world-images 3", "the generated world: these are images, but"),
         ("{}/run {}/data --world-images 3", "--world-images is given, but {}/data is what to"),
         ("{}/run --split test", "--split is given, but there is neither DATA nor --world-images"),
         ("{}/run --skip-missing --world-images 3", "--skip-missing is given, but there is no DATA"),
@@ -267,7 +274,7 @@ def test_features_of_another_shape(
         file["features"] = np.ones((COUNTS["val"], 6, 4, 5), np.float32)
     given = (small / "features", small / "data", "--images", "wide.h5")
     assert sentence(capsys, "evaluate", *given) == (
-        f"{here}/wide.h5: images are 5x4x6, but {small}/features/best.safetensors learned from "
+        f"{here}/wide.h5: images are 5x4x6, but {small}/features/best.safetensors was trained on "
         "4x4x6"
     )
 
@@ -275,25 +282,25 @@ def test_features_of_another_shape(
 def test_a_damaged_checkpoint_and_one_that_does_not_tell(
     small: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    about, weights = read_checkpoint(small / "run" / BEST)
+    metadata, weights = read_checkpoint(small / "run" / BEST)
     content = bytearray((small / "run" / BEST).read_bytes())
     content[-5] ^= 4
     (here / "damaged.safetensors").write_bytes(content)
     said = sentence(capsys, "evaluate", "damaged.safetensors")
     assert said.startswith("damaged.safetensors: it is damaged")
-    untold = {**about, "data": {"val": {"questions": "somebody's"}}}
+    untold = {**metadata, "data": {"val": {"questions": "somebody's"}}}
     write_checkpoint(here / "untold.safetensors", untold, weights)
     said = sentence(capsys, "evaluate", "untold.safetensors")
-    assert said == "untold.safetensors: it does not tell what it was validated on; give DATA"
-    moved = json.loads(json.dumps(about["data"]).replace(str(small / "data"), "/nowhere/data"))
-    write_checkpoint(here / "moved.safetensors", {**about, "data": moved}, weights)
+    assert said == "untold.safetensors: it does not say what it was validated on; give DATA"
+    moved = json.loads(json.dumps(metadata["data"]).replace(str(small / "data"), "/nowhere/data"))
+    write_checkpoint(here / "moved.safetensors", {**metadata, "data": moved}, weights)
     said = sentence(capsys, "evaluate", "moved.safetensors")
     assert said.startswith("/nowhere/data: there is no such folder")
-    for change in ({"place": 7}, {"place": {"data": 7}}, {"place": {"x": 1}}, {"subsets": 7}):
-        strange = {"val": {**about["data"]["val"], **change}}
-        write_checkpoint(here / "strange.safetensors", {**about, "data": strange}, weights)
+    for change in ({"source": 7}, {"source": {"data": 7}}, {"source": {"x": 1}}, {"subsets": 7}):
+        strange = {"val": {**metadata["data"]["val"], **change}}
+        write_checkpoint(here / "strange.safetensors", {**metadata, "data": strange}, weights)
         said = sentence(capsys, "evaluate", "strange.safetensors")
-        assert said == "the run does not say where what it was validated on is; give DATA"
+        assert said == "the run does not say where the data is that it was validated on; give DATA"
 
 
 # --- what it attends to ----------------------------------------------------------------------
@@ -303,20 +310,20 @@ def test_a_damaged_checkpoint_and_one_that_does_not_tell(
 def looking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of small networks that know the words of the world, and have learned nothing."""
     root = tmp_path_factory.mktemp("looking")
-    words = Vocabulary.build(language())
+    words = Vocabulary.build(world_texts())
     for name, preset in (("mac", PRESETS["paper"]), ("cnn", PRESETS["cnn-lstm"])):
         small = {"d": 8, "p": 3, "embedding": 6, "gate": True, "self_attention": True}
-        config = changed(preset.config, small if name == "mac" else {})
-        fit = Fit(len(words), len(words.answers), True, 3, 24, 32)
-        about = {
+        config = with_changes(preset.config, small if name == "mac" else {})
+        data_spec = DataSpec(len(words), len(words.answers), 13, True, 3, 24, 32)
+        metadata: dict[str, Any] = {
             "preset": "paper" if name == "mac" else "cnn-lstm",
             "model": asdict(config),
-            "fit": fit._asdict(),
+            "data_spec": data_spec._asdict(),
             "vocabulary": words.to_record(),
             "data": {"val": {}},
         }
-        weights = preset.system.build(config, fit).state_dict()
-        write_checkpoint(root / f"{name}.safetensors", about, weights)
+        weights = preset.system.build(config, data_spec).state_dict()
+        write_checkpoint(root / f"{name}.safetensors", metadata, weights)
     return root
 
 
@@ -326,7 +333,7 @@ def test_attention(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(command, "choose_share_of_workers", lambda _: 0)
+    monkeypatch.setattr(attention, "choose_share_of_workers", lambda _: 0)
     given = ("--attention", "--world-images", "20", "--world-seed", "3", "--device", "cpu")
     assert main(["evaluate", str(looking / "mac.safetensors"), *given, "--json", "new/n.json"]) == 0
     said = capsys.readouterr().out.splitlines()
@@ -334,20 +341,24 @@ def test_attention(
     assert said[1].startswith(
         "What MAC attends to on val of the generated world 3: 200 questions about 20 images, "
     )
-    assert any(line.startswith(" referents ") for line in said)
+    assert any(line.startswith(" unique ") for line in said)
     numbers = json.loads((here / "new/n.json").read_bytes())
     assert numbers["run"] == str(looking / "mac.safetensors")
     assert (numbers["data"]["world"]["seed"], numbers["data"]["world"]["width"]) == (3, 32)
     found = numbers["attention"]
-    assert (found["images"], found["answers"]["count"]) == (20, 200)
-    visited = found["objects"]["visited"]
+    assert (found["images"], found["answers"]["total"]) == (20, 200)
+    referenced = found["objects"]["referenced"]
     # Neither has learned anything, and each points at some objects and not at others.
     for source in ("network", "another question", "random weights"):
-        assert 0 < visited["pointed_at"][source]["right"] < visited["pointed_at"][source]["count"]
+        assert (
+            0
+            < referenced["pointed_at"][source]["correct"]
+            < referenced["pointed_at"][source]["total"]
+        )
         assert len(found["steps"][source]) == 3
         assert all(abs(sum(aim.values()) - 1) < 1e-9 for aim in found["steps"][source])
-    by_kind = [kind["pointed_at"]["network"]["count"] for kind in found["kinds"].values()]
-    assert sum(by_kind) == visited["pointed_at"]["network"]["count"]
+    by_kind = [kind["pointed_at"]["network"]["total"] for kind in found["groups"].values()]
+    assert sum(by_kind) == referenced["pointed_at"]["network"]["total"]
 
 
 # --- what is hidden --------------------------------------------------------------------------
@@ -356,9 +367,9 @@ def test_attention(
 def test_occlusion_in_the_generated_world_and_in_the_same_on_disk(
     looking: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "choose_share_of_workers", lambda _: 0)
+    monkeypatch.setattr(evaluation, "choose_share_of_workers", lambda _: 0)
     world, counts = World(1, width=32, height=24), {"train": 0, "val": 2, "test": 0}
-    generate(here / "w", world, counts, device="cpu", workers=0)
+    generate_world(here / "w", world, counts, device="cpu", workers=0)
     found = {}
     for name, given in (("drawn", "--world-images 2"), ("disk", "w")):
         evaluates(looking / "mac.safetensors", *given.split(), "--occlusion", "--json", name)
@@ -366,10 +377,10 @@ def test_occlusion_in_the_generated_world_and_in_the_same_on_disk(
         out = capsys.readouterr().out
         assert "By the most hidden object asked about" in out
     # The network may answer otherwise: a picture is the same only in the same company.
-    assert {k: v["count"] for k, v in found["disk"].items()} == {
-        k: v["count"] for k, v in found["drawn"].items()
+    assert {k: v["total"] for k, v in found["disk"].items()} == {
+        k: v["total"] for k, v in found["drawn"].items()
     }
-    assert sum(share["count"] for share in found["disk"].values()) == 20
+    assert sum(share["total"] for share in found["disk"].values()) == 20
 
 
 @pytest.mark.parametrize(
@@ -392,10 +403,10 @@ def test_what_does_not_tell_what_is_hidden(
 def test_the_network_that_comes_with_macnet(
     looking: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model, "SHIPPED", looking / "cnn.safetensors")
+    monkeypatch.setattr(checkpoint, "SHIPPED", looking / "cnn.safetensors")
     assert sentence(capsys, "evaluate", "--attention") == (
-        f"{looking}/cnn.safetensors: it is of the system cnn-lstm, which attends to nothing; only "
-        "a MAC can be watched"
+        f"{looking}/cnn.safetensors: it is of the system cnn-lstm, which has no attention to "
+        "show; take a MAC"
     )
 
 
@@ -409,8 +420,8 @@ def test_the_network_that_comes_with_macnet(
         ),
         (
             "{}/features",
-            "{}/features/best.safetensors: it learned from features, and cannot see pictures; only "
-            "one that learned from pictures can be watched",
+            "{}/features/best.safetensors: it was trained on features, and cannot take images; "
+            "take a network that was trained on images",
         ),
         ("{}/run", "--size is 16x16; it must be at least 24x16"),
         ("{}/run --predictions p", "--predictions is given, but --attention has no use for it"),
@@ -431,4 +442,4 @@ def test_what_attention_cannot_be_measured_on(
 def test_no_images_to_watch(looking: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = (looking / "mac.safetensors", "--attention", "--world-images", "0")
     said = sentence(capsys, "evaluate", *given)
-    assert said == "0 images of 'val' are asked for; one is the least"
+    assert said == "--world-images is 0; it must be at least 1"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from macnet.checkpoint import load_trained
 from macnet.cli import main
 from macnet.data import resnet
-from macnet.training.checkpoint import open_trained
 from macnet.training.trainer import Trainer
-from small_data import QUICK, SMALL, about_of, write_data
+from small_data import QUICK, SMALL, metadata_of, write_data
 
 PAGE = (Path(__file__).parents[2] / "docs/training.md").read_text()
 (LINES,) = re.findall(r"## The paper's experiment\n.*?```sh\n(.*?)```", PAGE, re.DOTALL)
@@ -34,7 +34,7 @@ def test_its_commands_run_as_written(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resnet, "BLOCKS", (1, 1, 1, 1))
-    monkeypatch.setattr(resnet, "load_resnet", shallow)
+    monkeypatch.setattr("macnet.data.extract.load_resnet", shallow)
     write_data(here / "CLEVR", counts={"train": 2, "val": 1})
     for line in LINES.splitlines():
         program, *given = shlex.split(line)
@@ -43,9 +43,9 @@ def test_its_commands_run_as_written(
     said = capsys.readouterr().out
     assert re.search(r"^training MAC: .*; images are features of 1024x14x14$", said, re.MULTILINE)
     assert "not from pixels" not in said
-    model = about_of(here / "RUN")["model"]
+    model = metadata_of(here / "RUN")["model"]
     assert (model["image"], model["channels"]) == ("features", 1024)
-    assert open_trained(here / "RUN").config.image == "features"
+    assert load_trained(here / "RUN").config.image == "features"
 
 
 @pytest.mark.parametrize(

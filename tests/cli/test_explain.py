@@ -30,7 +30,7 @@ def test_the_name_says_what_is_written(
     capsys.readouterr()
     explains("picture.png", QUESTION, "--out", name, "--model", made)
     answer, told = capsys.readouterr().out.splitlines()
-    assert told == f"{name}: how it came to that, in 2 steps"
+    assert told == f"{name}: its attention in 2 steps"
     main(["ask", "picture.png", QUESTION, "--model", str(made)])
     assert capsys.readouterr().out.splitlines()[0] == answer
     content = (here / name).read_bytes()
@@ -47,7 +47,7 @@ def test_a_fresh_scene_is_kept(made: Path, here: Path, capsys: pytest.CaptureFix
     for _ in range(2):
         explains(QUESTION, "--out", "a.html", "--model", made, "--seed", "7", "--save", "s.png")
     said = capsys.readouterr().err.splitlines()
-    assert said[-1] == "s.png: a fresh scene; --seed 7 draws it again"
+    assert said[-1] == "s.png: a new scene; --seed 7 generates it again"
     first = (here / "a.html").read_bytes()
     explains("s.png", QUESTION, "--out", "b.html", "--model", made)
     assert (here / "b.html").read_bytes() == first
@@ -72,13 +72,13 @@ def test_unknown_words_are_named(
         (["picture.png", QUESTION, "--out", "a.png"], "--out is a.png, which is a folder"),
         (
             [QUESTION, "--seed", "5", "--out", "scene-5.png"],
-            "--out is scene-5.png, which is the picture itself; name another file",
+            "--out is scene-5.png, which is the image itself; name another file",
         ),
         (
             ["picture.png", QUESTION, "--out", "./picture.png"],
-            "--out is picture.png, which is the picture itself; name another file",
+            "--out is picture.png, which is the image itself; name another file",
         ),
-        ([QUESTION, "--save", "b.png", "--out", "b.png"], "--out is b.png, which is the picture"),
+        ([QUESTION, "--save", "b.png", "--out", "b.png"], "--out is b.png, which is the image"),
         ([QUESTION, "--save", "b.jpg", "--out", "b.png"], "--save is b.jpg; its name must end in"),
         (["picture.png", QUESTION, "--out", "b.png", "--seed", "1"], "--seed is given, but"),
         (["nowhere.png", QUESTION, "--out", "b.png"], "nowhere.png: there is no such file"),
@@ -106,7 +106,7 @@ def test_a_system_that_attends_to_nothing(
     small = "--size 16x16 --model.units 8 --model.embedding 6 --recipe.epochs 1 --workers 1"
     assert main(["train", str(data), "--preset", "cnn-lstm", "--out", "run", *small.split()]) == 0
     said = sentence(capsys, "explain", "picture.png", QUESTION, "--out", "a.png", "--model", "run")
-    assert "attends to nothing" in said
+    assert "has no attention" in said
     assert not (here / "a.png").exists()
 
 

@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 import macnet
+from macnet.checkpoint import BEST, read_checkpoint, write_checkpoint
 from macnet.errors import InputError, NotFiniteError
-from macnet.training import loop
-from macnet.training.checkpoint import BEST, read_checkpoint, write_checkpoint
+from macnet.training.step import Learner
 from small_data import sentence
-from tiny_lessons import plan, trainer
 from tiny_networks import HEIGHT, WIDTH, write_network
+from tiny_training import plan, trainer
 
 QUESTION = "What color is the cube?"
 POISONS = {"nan": math.nan, "infinite": math.inf, "huge": 1e38}
@@ -31,18 +31,18 @@ WHY = "are not finite numbers; it diverged in training or was damaged, so take a
 
 def poison(run: Path, number: float) -> None:
     """One weight of the last layer; a huge one is finite, but not what is made of it."""
-    about, weights = read_checkpoint(run / BEST)
+    metadata, weights = read_checkpoint(run / BEST)
     if math.isfinite(number):
         weights["output.hidden.bias"][0] = number
         weights["output.answers.weight"][:, 0] = number
     else:
         weights["output.hidden.weight"][0] = number
-    write_checkpoint(run / BEST, about, weights)
+    write_checkpoint(run / BEST, metadata, weights)
 
 
 @pytest.fixture
 def run(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("macnet.cli.evaluate.choose_share_of_workers", lambda _: 0)
+    monkeypatch.setattr("macnet.devices.choose_share_of_workers", lambda _: 0)
     scene = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 3), dtype=np.uint8)
     Image.fromarray(scene).save("scene.png")
     return write_network(here / "run")
@@ -70,26 +70,26 @@ def test_not_given_away(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_large_logits_are_answers(run: Path) -> None:
     """That a sum of theirs is too large for a float32 is no fault."""
-    about, weights = read_checkpoint(run / BEST)
+    metadata, weights = read_checkpoint(run / BEST)
     weights["output.answers.bias"].fill_(3e38)
     weights["output.answers.bias"][5] = 3.1e38
-    write_checkpoint(run / BEST, about, weights)
+    write_checkpoint(run / BEST, metadata, weights)
     model = macnet.load(run)
     assert model.ask("scene.png", QUESTION).answer == model.trained.vocabulary.answers[5]
 
 
 def test_a_step_too_far_is_found_at_validation(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The loss of a step is that before it: of the last, only validation shows what became."""
-    step = loop.Learner.step
+    step = Learner.step
 
-    def too_far(self: loop.Learner, number: int, rate: float) -> None:
+    def too_far(self: Learner, number: int, rate: float) -> None:
         step(self, number, rate)
         with torch.no_grad():
-            next(self.average.parameters()).fill_(math.nan)
+            next(self.network.parameters()).fill_(math.nan)
 
-    monkeypatch.setattr(loop.Learner, "step", too_far)
+    monkeypatch.setattr(Learner, "step", too_far)
     with pytest.raises(
         InputError, match=r"answers at validation were not finite at step 1, .* will"
     ):
-        trainer(here / "new", plan(epochs=1 / 3, validate=1 / 3)).train()
+        trainer(here / "new", plan(epochs=1 / 3, validate_every=1 / 3, ema=0)).train()
     assert not (here / "new" / BEST).exists()

@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from macnet.checkpoint import load_trained
 from macnet.cli import main
 from macnet.cli import train as command
-from macnet.disk import alone_in
+from macnet.files import locked_folder
 from macnet.models.registry import PRESETS
 from macnet.training import trainer
-from macnet.training.checkpoint import open_trained
-from macnet.training.recipes import RECIPES
-from macnet.training.record import read_record
-from small_data import QUICK, SMALL, about_of, sentence, trains
+from macnet.training.log import read_log
+from small_data import QUICK, SMALL, metadata_of, run_train, sentence
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -31,31 +30,35 @@ pytestmark = pytest.mark.usefixtures("here")
 def test_a_run_is_trained_and_its_best_is_shown(
     data: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    trains(data, "--out", "run", "--seed", "3", "--ablation", "w/ memory gate")
+    run_train(data, "--out", "run", "--seed", "3", "--ablation", "w/ memory gate")
     of_network, on_features, *said = capsys.readouterr().out.splitlines()
-    size = sum(tensor.numel() for tensor in open_trained(here / "run").network().parameters())
+    size = sum(tensor.numel() for tensor in load_trained(here / "run").network().parameters())
     assert of_network == (
         f"training MAC: preset paper with changes, {size:,} parameters, recipe paper with changes; "
         "images are pixels of 16x16"
     )
-    assert on_features.startswith("The paper's MAC learns from ResNet-101 features of CLEVR's pic")
+    assert on_features.startswith("The paper's MAC learns from ResNet-101 features of CLEVR's ima")
     words = "the vocabulary holds every word of"
-    assert said[0] == f"learning from 16 questions about 8 images; {words} 16 questions"
-    assert said[1] == f"validated on 8 questions about 4 images; {words} 8 questions"
-    right = 100 * open_trained(here / "run").about["accuracy"]["overall"]
+    assert said[0] == f"training on 16 questions about 8 images; {words} 16 questions"
+    assert said[1] == f"validating on 8 questions about 4 images; {words} 8 questions"
+    right = 100 * load_trained(here / "run").metadata["accuracy"]["overall"]
     assert said[2].startswith(f"run: best validation accuracy {right:.2f}% (8 questions), ")
     assert said[2].endswith(" s; curve in run/curve.png")
     assert said[3] == f"MAC on {data}/questions/CLEVR_val_questions.json"
     assert any(line.split()[:2] == ["Overall", f"{right:.2f}"] for line in said)
-    run = about_of(here / "run")
+    run = metadata_of(here / "run")
     assert (run["preset"], run["seed"], run["start"]) == ("paper", 3, None)
     model = run["model"]
     assert (model["d"], model["p"], model["embedding"], model["gate"]) == (8, 2, 6, True)
     assert model["image"] == "pixels"
     assert run["experiment"] == {"row": None, "share": 1.0}
     assert (run["recipe"]["lr"], run["recipe"]["clip"]) == (0.01, 8)
-    assert (run["fit"]["pixels"], run["fit"]["height"], run["fit"]["width"]) == (True, 16, 16)
-    lines = read_record(here / "run/log.jsonl")
+    assert (run["data_spec"]["pixels"], run["data_spec"]["height"], run["data_spec"]["width"]) == (
+        True,
+        16,
+        16,
+    )
+    lines = read_log(here / "run/log.jsonl")
     # Eight images of two questions, four at once, for two epochs.
     assert [line["step"] for line in lines if line["kind"] == "validation"] == [2, 4]
     assert (here / "cache").is_dir()
@@ -104,7 +107,7 @@ def test_a_finished_run_has_nothing_to_do(
     made: Path, data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {path.name: path.read_bytes() for path in made.iterdir()}
-    trains(data, "--out", made, "--cache", made.parent / "cache", "--resume")
+    run_train(data, "--out", made, "--cache", made.parent / "cache", "--resume")
     said = capsys.readouterr().out
     assert f"{made}: this run is finished already; nothing to do\n" in said
     assert "best validation accuracy" in said
@@ -115,16 +118,16 @@ def test_data_that_were_moved_are_still_the_same(
     made: Path, data: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(data, here / "moved")  # with its files' times
-    trains(here / "moved", "--out", made, "--cache", made.parent / "cache", "--resume")
+    run_train(here / "moved", "--out", made, "--cache", made.parent / "cache", "--resume")
     assert "this run is finished already" in capsys.readouterr().out
 
 
 def test_the_same_command_gives_the_same_network(made: Path, data: Path, here: Path) -> None:
-    trains(data, "--out", "run")
-    one, other = (open_trained(run).weights for run in (made, here / "run"))
+    run_train(data, "--out", "run")
+    one, other = (load_trained(run).weights for run in (made, here / "run"))
     assert all(np.array_equal(one[name], other[name]) for name in one)
-    trains(data, "--out", "other", "--seed", "1")
-    other = open_trained(here / "other").weights
+    run_train(data, "--out", "other", "--seed", "1")
+    other = load_trained(here / "other").weights
     assert not all(np.array_equal(one[name], other[name]) for name in one)
 
 
@@ -132,10 +135,10 @@ def test_an_interruption_says_how_to_go_on(
     data: Path, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def stop(self: Any, *, resume: bool) -> bool:
-        raise KeyboardInterrupt("stopped after step 3 and saved; --resume goes on from there")
+        raise KeyboardInterrupt("stopped after step 3 and saved; `resume` goes on from there")
 
     monkeypatch.setattr(trainer.Trainer, "train", stop)
-    trains(data, "--out", "run", code=130)
+    run_train(data, "--out", "run", code=130)
     said = capsys.readouterr().err.splitlines()[-1]
     assert said == "macnet: stopped after step 3 and saved; --resume goes on from there"
 
@@ -153,9 +156,9 @@ def test_two_processes_are_one_run(data: Path, here: Path) -> None:
     given = ["train", str(data), "--out", "run", *SMALL.split(), *QUICK.split()]
     command = [*launch, "-m", "macnet", *given]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.count("learning from 16 questions") == 1
+    assert done.stdout.count("training on 16 questions") == 1
     assert done.stdout.count("run: best validation accuracy") == 1
-    steps = [line["step"] for line in read_record(here / "run/log.jsonl") if "accuracy" in line]
+    steps = [line["step"] for line in read_log(here / "run/log.jsonl") if "accuracy" in line]
     assert max(steps) == 4  # of four images, two to each
 
 
@@ -165,7 +168,7 @@ def test_two_processes_are_one_run(data: Path, here: Path) -> None:
 def test_a_folder_with_a_run(made: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = f"train {data} --out {made} --cache {made.parent}/cache {SMALL} {QUICK}".split()
     assert sentence(capsys, *run) == (
-        f"{made}: it holds a run already; go on with it by --resume, or choose another --out"
+        f"{made}: it holds a run already; go on with it with --resume, or choose another --out"
     )
     assert sentence(capsys, *run, "--resume", "--recipe.lr", "0.5") == (
         f"{made}: it holds a run of another configuration: recipe.lr is 0.01 there and 0.5 here; "
@@ -173,7 +176,7 @@ def test_a_folder_with_a_run(made: Path, data: Path, capsys: pytest.CaptureFixtu
     )
     said = sentence(capsys, "train", "nowhere", "--out", made)  # before anything is packed
     assert said.startswith(f"{made}: it holds a run already")
-    with alone_in(made):
+    with locked_folder(made):
         said = sentence(capsys, *run, "--resume")
     assert said == f"{made}: another run is at work here; wait for its end"
 
@@ -182,7 +185,7 @@ def test_a_folder_with_a_run(made: Path, data: Path, capsys: pytest.CaptureFixtu
     ("options", "expected"),
     [
         ("--preset nets", "--preset is 'nets'; choose one of paper, pixels,"),
-        ("--recipe slow", "--recipe is 'slow'; choose one of paper, fast"),
+        ("--recipe slow", "--recipe is 'slow'; choose paper or fast"),
         ("--model.d -3", "--model.d is -3; it must be a whole number from 1"),
         ("--recipe.lr nan", "--recipe.lr is nan; it must be a number from 0"),
         ("--overrides o.toml", "o.toml: there is no such file"),
@@ -190,10 +193,10 @@ def test_a_folder_with_a_run(made: Path, data: Path, capsys: pytest.CaptureFixtu
         ("--val-split valA", "{}: it has no split 'valA'; it has test, train, val"),
         ("--val-split test", "{}/questions/CLEVR_test_questions.json: its questions have no answ"),
         ("--val nowhere", "nowhere: there is no such folder"),
-        ("--mix nowhere", "nowhere: there is no such folder"),
-        ("--mix-share 1", "--mix-share is 1.0; it must lie between 0 and 1"),
+        ("--replay nowhere", "nowhere: there is no such folder"),
+        ("--replay-share 1", "--replay-share is 1.0; it must lie between 0 and 1"),
         ("--size 16", "--size is '16'; it must be two positive numbers"),
-        ("--at-least 0", "--at-least is 0; it must be at least 1"),
+        ("--min-count 0", "--min-count is 0; it must be at least 1"),
         ("--validate-on 0", "--validate-on is 0; it must be at least 1"),
         ("--subset-images 2", "a subset's share is 2.0; it must lie in (0, 1]"),
         ("--subset-images 0.1 --subset-questions 0.1", "--subset-questions and --subset-images"),
@@ -202,10 +205,10 @@ def test_a_folder_with_a_run(made: Path, data: Path, capsys: pytest.CaptureFixtu
         ("--world-images 3", "--world-images is given, but {} is what to learn from"),
         ("--device tpu", "--device is 'tpu'"),
         ("--workers 0", "--workers is 0; it must be at least 1"),
-        ("--vocabulary v.json --tokenising mac", "--tokenising is mac, but v.json says itself how"),
+        ("--vocabulary v.json --tokenizer mac", "--tokenizer is mac, but v.json says itself how"),
     ],
 )
-def test_what_cannot_be(
+def test_bad_options(
     options: str, expected: str, data: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = sentence(capsys, "train", data, "--out", "run", *options.split())
@@ -217,22 +220,22 @@ def test_what_cannot_be(
     ("options", "expected"),
     [
         ("--split val", "--split is given, but there is no DATA"),
-        ("--mix x", "--mix is given, but there is no DATA"),
-        ("--at-least 3", "--at-least is given, but there is no DATA"),
+        ("--replay x", "--replay is given, but there is no DATA"),
+        ("--min-count 3", "--min-count is given, but there is no DATA"),
         ("--world-images 3 --compile", "--compile is for a world without an end; give no --world"),
         ("--subset-questions 0.1 --world-val-images 1 --size 24x16", "--subset-questions is given"),
         ("--world-val-images 0", "0 images of 'val' are asked for; one is the least"),
         ("--size 8x8", "--size is 8x8; it must be at least 24x16"),
     ],
 )
-def test_what_a_world_cannot_be(
+def test_bad_options_of_a_world(
     options: str,
     expected: str,
     here: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(command, "choose_share_of_workers", lambda _: 0)
+    monkeypatch.setattr("macnet.devices.choose_share_of_workers", lambda _: 0)
     assert sentence(capsys, "train", "--out", "run", *options.split()).startswith(expected)
     assert not (here / "run").exists()
 
@@ -254,9 +257,9 @@ def test_help_shows_the_preset_that_is_asked_for(capsys: pytest.CaptureFixture[s
     shown = {}
     for name in ("paper", "reference"):
         with pytest.raises(SystemExit):
-            main(["train", f"--preset={name}", "--help"])
+            main(["train", f"--preset={name}", "--help-all"])
         shown[name] = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    uniform = "Word vectors start uniform between this and 1. (default: "
+    uniform = "Word vectors are initialised uniformly between this and 1. (default: "
     assert f"{uniform}0.0)" in shown["paper"]
     assert f"{uniform}-1.0)" in shown["reference"]
     assert "--model.image" not in shown["paper"]
@@ -264,7 +267,23 @@ def test_help_shows_the_preset_that_is_asked_for(capsys: pytest.CaptureFixture[s
     of_presets, _, after = after.partition("--ablation")
     of_recipes = after.partition("--recipe NAME")[2].partition("--overrides")[0]
     assert set(PRESETS) <= set(re.findall(r"[\w-]+", of_presets))
-    assert set(RECIPES) <= set(re.findall(r"[\w-]+", of_recipes))
+    assert {"paper", "fast"} <= set(re.findall(r"[\w-]+", of_recipes))
+
+
+def test_help_shows_the_usual_options_and_help_all_shows_all(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = {}
+    for ask in ("-h", "--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            main(["train", ask])
+        said = capsys.readouterr().out
+        assert "See `macnet train --help-all` for all options" in " ".join(said.split())
+        flags[ask] = set(re.findall(r"^\W{0,3}(?:h, )?(--[\w.-]+)", said, re.MULTILINE))
+    assert flags["-h"] == flags["--help"] < flags["--help-all"]
+    assert 15 < len(flags["--help"]) < 25
+    assert {"--preset", "--out", "--resume", "--from", "--size", "--cache"} <= flags["--help"]
+    assert {"--val-split", "--model.d", "--recipe.lr"} <= flags["--help-all"] - flags["--help"]
 
 
 def test_other_help_loads_no_torch() -> None:

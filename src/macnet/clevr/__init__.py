@@ -1,1 +1,1 @@
-"""The CLEVR world: scenes, pictures and questions, with no knowledge of any model."""
+"""The generated CLEVR world: scenes, images and questions, independent of any model."""

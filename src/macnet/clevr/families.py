@@ -1,15 +1,15 @@
-"""The 90 question families, read from `templates/`: what they ask, and in which words.
+"""The 90 question families, read from `templates/`: their programs and their texts.
 
-A family is a chain of steps with slots and the texts that say it. The steps stand in postfix
-order, each taking its inputs off a stack. Of "What size is the cube left of the ball?":
+A family is a program template with slots, and the texts that express it. The nodes are in postfix
+order, each taking its inputs from a stack. For "What size is the cube left of the ball?":
 
-    "steps": "scene, filter_unique A, relate_filter_unique R B, query_size"
-    "empty": {"B": ["size"]}                                 (or the question answers itself)
+    "nodes": "scene, filter_unique A, relate_filter_unique R B, query_size"
+    "forbidden": {"B": ["size"]}                  (or the question would contain its answer)
     "texts": ["What size is the <B> [that is] <R> the <A>?", …]
 
-Slots A–D hold descriptions ("big red cube"), R–T relations ("left of").
-`differ` names two steps, counted from 0, whose outcomes must not be the same. In a text,
-(this|that) are different texts, [this] is said half of the time, and <A>s is a plural.
+Slots A–D hold descriptions ("big red cube"), R–T relations ("left of"). `distinct` lists two nodes,
+counted from 0, whose outputs must differ. In a text, (this|that) are alternatives that make two
+texts of it, [this] is optional and kept half of the time, and <A>s is a plural.
 """
 
 from __future__ import annotations
@@ -18,24 +18,17 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
-from itertools import product
+from itertools import chain, product
 from typing import Any, NamedTuple
 
 from macnet.clevr.program import arity, possible_answers
 from macnet.clevr.scene import ATTRIBUTES, RELATIONS
 
-# In the released order: a family's index runs through the files, from 0 to 89.
+# In the released order: the index of a family counts through the files, from 0 to 89.
 FILES = (
-    "compare_integer",
-    "comparison",
-    "three_hop",
-    "single_and",
-    "same_relate",
-    "single_or",
-    "one_hop",
-    "two_hop",
-    "zero_hop",
-)
+    "compare_integer", "comparison", "three_hop", "single_and", "same_relate", "single_or",
+    "one_hop", "two_hop", "zero_hop",
+)  # fmt: skip
 
 SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "thing": ("thing", "object"),
@@ -53,34 +46,32 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
 
 # --- descriptions ----------------------------------------------------------------------------
 
-# A description gives each attribute a value or leaves it out; "thing" stands for no shape. There
-# are 3 · 9 · 3 · 4 = 324 of them, and everywhere else a description is its index in this list.
+# A description has a value or None for each attribute; no shape is expressed as "thing". There are
+# 3 · 9 · 3 · 4 = 324 of them, and everywhere else a description is its index in this list.
 DESCRIPTIONS = tuple(product(*((None, *values) for values in ATTRIBUTES.values())))
-ANYTHING = 0  # the description that leaves out everything
+EMPTY_DESCRIPTION = 0  # the description without any attribute
 _INDEX = {description: i for i, description in enumerate(DESCRIPTIONS)}
 
-# For each description: the filters that select what it describes, in the released order …
+# The filters that select what a description describes, in the released order.
 FILTERS = tuple(
     [(f"filter_{name}", value) for name, value in zip(ATTRIBUTES, d, strict=True) if value]
     for d in DESCRIPTIONS
 )
-# … and which attributes it gives: bit i for the i-th.
-GIVEN = tuple(sum(1 << i for i, value in enumerate(d) if value) for d in DESCRIPTIONS)
+# Bitmask of the attributes that a description specifies: bit i for the i-th.
+ATTRIBUTE_BITS = tuple(sum(1 << i for i, value in enumerate(d) if value) for d in DESCRIPTIONS)
 
 
-def _fitting(size: str, color: str, material: str, shape: str) -> tuple[int, ...]:
-    """The 16 descriptions that an object with these attributes fits."""
-    values = product((None, size), (None, color), (None, material), (None, shape))
-    return tuple(_INDEX[description] for description in values)
+# The 16 descriptions that match an object, by its attributes (size, color, material, shape).
+MATCHING_DESCRIPTIONS = {
+    values: tuple(_INDEX[d] for d in product(*((None, value) for value in values)))
+    for values in product(*ATTRIBUTES.values())
+}
 
 
-FITTING = {values: _fitting(*values) for values in product(*ATTRIBUTES.values())}
+def descriptions_conflict(first: int, second: int) -> bool:
+    """Whether two descriptions differ so much that "the other …" would not suit the second.
 
-
-def clash(first: int, second: int) -> bool:
-    """Do two descriptions differ so that "the other …" would be a strange way to say the second?
-
-    Saying "thing" counts as naming a shape, as in the released questions.
+    "Thing" counts as a shape, as in the released questions.
     """
     *words, shape = DESCRIPTIONS[first]
     *other_words, other_shape = DESCRIPTIONS[second]
@@ -89,100 +80,106 @@ def clash(first: int, second: int) -> bool:
     )
 
 
-def _ways_to_say(words: Iterable[str]) -> tuple[str, ...]:
-    return tuple(" ".join(said) for said in product(*(SYNONYMS.get(w, (w,)) for w in words)))
+def _with_synonyms(words: Iterable[str]) -> tuple[str, ...]:
+    return tuple(" ".join(chosen) for chosen in product(*(SYNONYMS.get(w, (w,)) for w in words)))
 
 
-# All ways to say what fills a slot, each as likely as any other.
-NOUN_PHRASES = tuple(_ways_to_say([*filter(None, d[:-1]), d[-1] or "thing"]) for d in DESCRIPTIONS)
-PLURAL_NOUN_PHRASES = tuple(tuple(f"{said}s" for said in ways) for ways in NOUN_PHRASES)
-RELATION_PHRASES = tuple(_ways_to_say([relation]) for relation in RELATIONS)
+# All equally likely phrases for what fills a slot.
+NOUN_PHRASES = tuple(
+    _with_synonyms([*filter(None, d[:-1]), d[-1] or "thing"]) for d in DESCRIPTIONS
+)
+PLURAL_NOUN_PHRASES = tuple(tuple(f"{noun}s" for noun in nouns) for nouns in NOUN_PHRASES)
+RELATION_PHRASES = tuple(_with_synonyms([relation]) for relation in RELATIONS)
 
 
 # --- families --------------------------------------------------------------------------------
 
 
-class Step(NamedTuple):
+class TemplateNode(NamedTuple):
+    """A node of a program template, which expands to one or more released functions."""
+
     function: str
-    """As in the templates: a released function, or what a description unfolds into several."""
-    concludes: str
-    """What ends the unfolded step: "unique", "count", "exist" or nothing."""
+    """A released function, or a combination such as "relate_filter_unique"."""
+    final_function: str
+    """The last function of a combination: "unique", "count", "exist" or nothing."""
     inputs: tuple[int, ...]
     slots: tuple[str, ...]
-    """The names of what is chosen here: (), ("A",), ("R",) or ("R", "A")."""
-    relates: bool
-    """Does it look from one object towards others, rather than narrow a set of objects?"""
-    empty: int
-    """The attributes that the description chosen here must leave out, as bits."""
+    """Slots to fill: (), ("A",), ("R",) or ("R", "A")."""
+    has_relation: bool
+    """Whether the node goes from one object to related ones, instead of filtering a set."""
+    forbidden: int
+    """Bitmask of the attributes that the description in its slot must not specify."""
     differs_from: int | None
-    """An earlier step whose outcome this step's may not equal."""
-    needed: tuple[int, ...]
-    """Earlier steps whose outcomes still matter, here or later."""
-    followers: tuple[int, ...]
-    """Later steps that build on this one's outcome, directly or not."""
+    """An earlier node whose output must differ from the output of this node."""
+    live_nodes: tuple[int, ...]
+    """Earlier nodes whose outputs are still used, by this node or later ones."""
+    dependents: tuple[int, ...]
+    """Later nodes that use the output of this node, directly or not."""
 
 
-class Phrase(NamedTuple):
-    """One thing to say: `pattern` with a filling for each of its slots ("A", "As", "R", …)."""
+class TextPattern(NamedTuple):
+    """A %-format of a question, with the slots that fill it ("A", "As", "R", …)."""
 
     pattern: str
     slots: tuple[str, ...]
     without_other: str
-    """Of a text about "the other …", what to say where the descriptions A and B clash anyway."""
+    """The pattern without "other", for descriptions A and B that conflict."""
 
 
-class Family(NamedTuple):
+class QuestionFamily(NamedTuple):
+    """A question family: a program template and its texts."""
+
     number: int
-    """Its place in the released order."""
-    steps: tuple[Step, ...]
+    """Index in the released order."""
+    nodes: tuple[TemplateNode, ...]
     relations: tuple[int, ...]
-    """Steps that are a relation on its own: it must matter to the answer."""
-    texts: tuple[tuple[Phrase, ...], ...]
-    """Texts are equally likely, and so are a text's phrases: with and without optional words."""
+    """Nodes that are a relation alone, which must not be redundant."""
+    texts: tuple[tuple[TextPattern, ...], ...]
+    """Equally likely texts, each with equally likely patterns: with and without optional words."""
     answers: tuple[str, ...]
-    """All that a question of this family might be answered."""
+    """All possible answers to questions of this family."""
 
 
-def _read_steps(template: Mapping[str, Any]) -> tuple[Step, ...]:
-    words = [step.split() for step in template["steps"].split(", ")]
-    clashes = template.get("differ", [])
+def _read_nodes(template: Mapping[str, Any]) -> tuple[TemplateNode, ...]:
+    words = [node.split() for node in template["nodes"].split(", ")]
+    distinct = template.get("distinct", [])
     inputs: list[tuple[int, ...]] = []
     stack: list[int] = []
     for i, (function, *_) in enumerate(words):
-        wanted = arity(function)
-        inputs.append(tuple(stack[len(stack) - wanted :]))
-        stack[len(stack) - wanted :] = [i]
-    # Whether a relation on its own matters to the answer is tested once the question is whole.
+        first = len(stack) - arity(function)
+        inputs.append(tuple(stack[first:]))
+        stack[first:] = [i]
+    # Whether a relation alone is redundant is tested once the question is complete.
     tested_at_the_end = {i for i, (function, *_) in enumerate(words) if function == "relate"}
-    followers: list[tuple[int, ...]] = [()] * len(words)
+    dependents: list[tuple[int, ...]] = [()] * len(words)
     for i in reversed(range(len(words))):
-        for j in inputs[i]:  # a tree: each step is the input of one other at most
-            followers[j] = (i, *followers[i])
-    steps = []
+        for j in inputs[i]:  # a tree: each node is the input of at most one other
+            dependents[j] = (i, *dependents[i])
+    nodes = []
     for i, (function, *slots) in enumerate(words):
-        conclusion = function.rpartition("_")[2]
+        final = function.rpartition("_")[2]
         used = {j for later in inputs[i:] for j in later} | tested_at_the_end
-        if clashes and i <= max(clashes):
-            used.add(min(clashes))
-        empty = template.get("empty", {}).get(slots[-1], []) if slots else []
-        steps.append(
-            Step(
+        if distinct and i <= max(distinct):
+            used.add(min(distinct))
+        forbidden = template.get("forbidden", {}).get(slots[-1], []) if slots else []
+        nodes.append(
+            TemplateNode(
                 function=function,
-                concludes=conclusion if conclusion in ("unique", "count", "exist") else "",
+                final_function=final if final in ("unique", "count", "exist") else "",
                 inputs=inputs[i],
                 slots=tuple(slots),
-                relates=function.startswith("relate"),
-                empty=sum(1 << list(ATTRIBUTES).index(name) for name in empty),
-                differs_from=min(clashes) if clashes and i == max(clashes) else None,
-                needed=tuple(sorted(j for j in used if j < i)),
-                followers=followers[i],
+                has_relation=function.startswith("relate"),
+                forbidden=sum(1 << list(ATTRIBUTES).index(name) for name in forbidden),
+                differs_from=min(distinct) if distinct and i == max(distinct) else None,
+                live_nodes=tuple(sorted(j for j in used if j < i)),
+                dependents=dependents[i],
             )
         )
-    return tuple(steps)
+    return tuple(nodes)
 
 
 def _expansions(text: str, pattern: str, alternatives: str) -> list[str]:
-    """Replace the first match by each of its alternatives, and go on until there is none."""
+    """Replace each match by each of its alternatives: all combinations."""
     found = re.search(pattern, text)
     if not found:
         return [text]
@@ -195,37 +192,30 @@ def _expansions(text: str, pattern: str, alternatives: str) -> list[str]:
     ]
 
 
-def _read_text(text: str) -> list[tuple[Phrase, ...]]:
+def _read_text(text: str) -> list[tuple[TextPattern, ...]]:
     return [
-        tuple(map(_read_phrase, _expansions(alternative, r"\[([^]]*)\] ", r"\1 |")))
+        tuple(map(_read_pattern, _expansions(alternative, r"\[([^]]*)\] ", r"\1 |")))
         for alternative in _expansions(text, r"\(([^)]*)\)", r"\1")
     ]
 
 
-def _read_phrase(phrase: str) -> Phrase:
-    slots = tuple(slot.replace(">", "") for slot in re.findall(r"<(\w>s?)", phrase))
-    pattern = re.sub(r"<\w>s?", "%s", phrase)
+def _read_pattern(text: str) -> TextPattern:
+    slots = tuple(slot.replace(">", "") for slot in re.findall(r"<(\w>s?)", text))
+    pattern = without_other = re.sub(r"<\w>s?", "%s", text)
     if {slot[0] for slot in slots} == {"A", "B"}:
         without_other = pattern.replace(" other ", " ").replace(" another ", " a ")
-    else:
-        without_other = pattern
-    return Phrase(pattern, slots, without_other)
+    return TextPattern(pattern, slots, without_other)
 
 
-def _read_families() -> Iterable[Family]:
-    templates = [
-        template
-        for name in FILES
-        for template in json.loads(
-            files("macnet.clevr").joinpath(f"templates/{name}.json").read_text()
-        )
-    ]
-    for index, template in enumerate(templates):
-        steps = _read_steps(template)
+def _read_families() -> Iterable[QuestionFamily]:
+    folder = files("macnet.clevr").joinpath("templates")
+    contents = (json.loads(folder.joinpath(f"{name}.json").read_text()) for name in FILES)
+    for index, template in enumerate(chain.from_iterable(contents)):
+        nodes = _read_nodes(template)
         texts = tuple(phrases for text in template["texts"] for phrases in _read_text(text))
-        answers = possible_answers(steps[-1].concludes or steps[-1].function)
-        relations = tuple(i for i, step in enumerate(steps) if step.function == "relate")
-        yield Family(index, steps, relations, texts, answers)
+        answers = possible_answers(nodes[-1].final_function or nodes[-1].function)
+        relations = tuple(i for i, node in enumerate(nodes) if node.function == "relate")
+        yield QuestionFamily(index, nodes, relations, texts, answers)
 
 
-CATALOGUE = tuple(_read_families())
+QUESTION_FAMILIES = tuple(_read_families())

@@ -1,7 +1,7 @@
-"""Run elementwise torch code as one kernel where that pays, and as it is written elsewhere.
+"""Functions of tensors that can be compiled into one kernel, and run eagerly by default.
 
-Compiling takes two minutes or so, and then gains a factor of four or five on CUDA: right for an
-endless stream of pictures, wrong for a few hundred. So whoever renders says which.
+Compiling takes about two minutes and makes rendering on CUDA four to five times faster: it pays
+for an endless stream of images but not for a few hundred, so callers of the renderer choose.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _compiling: ContextVar[bool] = ContextVar("compiling", default=False)
 
 
 @contextmanager
-def compiled(wanted: bool) -> Iterator[None]:
-    """Within, `fused` functions are compiled, if wanted."""
-    token = _compiling.set(wanted)
+def compiled(enabled: bool) -> Iterator[None]:
+    """A context in which `fused` functions are compiled, if enabled."""
+    token = _compiling.set(enabled)
     try:
         yield
     finally:
@@ -30,9 +30,9 @@ def compiled(wanted: bool) -> Iterator[None]:
 
 
 def fused(function: F) -> F:
-    """Mark a function of tensors that may be compiled into one kernel.
+    """Decorator of a function of tensors that may be compiled into one kernel.
 
-    Its last argument must be a tensor as long as its results: of nothing, there is no kernel.
+    Its last argument must be a tensor as long as its results: empty ones are not compiled.
     """
 
     @functools.cache
@@ -41,7 +41,7 @@ def fused(function: F) -> F:
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:
-        # Within another such function, it is compiled into that.
+        # Called by another fused function, it becomes a part of that function's kernel.
         if torch.compiler.is_compiling() or not _compiling.get() or not args[-1].numel():
             return function(*args)
         return kernel()(*args)

@@ -1,10 +1,9 @@
-"""Light in the CLEVR world: three square lamps and a sun, and what stands in their way.
+"""Direct light and soft shadows of CLEVR's four area lights: three square lamps and a sun.
 
-The ground receives almost all the shadows, and is seen directly, in every metal body, and in the
-light it throws back up. So its shadows are computed once per scene, into a map over the floor
-(one layer per light), and looked up from then on. Shadows are soft without any sampling: how
-closely the ray to a light passes a body, over how wide the light appears there, is the share of
-the light that is hidden.
+The ground receives almost all shadows, and is seen directly, reflected in metal bodies, and as
+indirect light. So its shadows are computed once per scene, into a shadow map of the floor (one
+layer per light). Soft shadows need no sampling: the occluded share of a light follows from how
+closely the ray to it passes a body, relative to the apparent width of the light there.
 """
 
 from __future__ import annotations
@@ -21,140 +20,152 @@ from torch.nn.functional import avg_pool2d
 from macnet.clevr.fuse import fused
 from macnet.clevr.shapes import (
     Bodies,
-    Neighbours,
+    Neighbors,
     box_corners,
-    cells,
-    clearance,
-    passes_near,
-    spread,
+    closest_approach,
+    expand_counts,
+    near_sphere,
+    rasterize,
 )
-from macnet.clevr.vector import Vec, dot, pick, unit
+from macnet.clevr.vector import Vec, dot, normalize, take_vec
 
-# The lights are numbered: key, fill, back, sun. The sun is a lamp very far away.
+# The order of the lights is key, fill, back, sun. The sun is a lamp very far away.
 SUN_DISTANCE = 1000.0
 SUN = tuple(SUN_DISTANCE * c for c in (0.4145, -0.1946, 0.889))
 COLOR = ((1.0, 0.932, 0.817), (0.762, 0.818, 1.0), (1.0, 1.0, 1.0), (1.0, 1.0, 1.0))
 WATTS = (78.5, 23.6, 39.3, 0.45 * math.pi * SUN_DISTANCE**2)
 HALF_SIDE = (0.25, 0.25, 0.5, 0.05 * SUN_DISTANCE)
-PENUMBRA = (0.1, 0.1, 0.2, 0.1)  # how far beside a body its shadow may still begin
+PENUMBRA = (0.1, 0.1, 0.2, 0.1)  # largest distance from a body at which its shadow begins
 
 MAP_HALF = 8.0  # the shadow map spans ±8 in x and y
-HAZE = 16  # places to a side of its blurred copy, one unit wide each
+BLUR_SIZE = 16  # texels per side of its blurred copy, one unit wide each
 
 
-class Lamps(NamedTuple):
-    location: Tensor  # (3, 4·s): of each light in each scene
+class Lights(NamedTuple):
+    """The lights of all scenes; light l of scene i is number l · s + i."""
+
+    location: Tensor  # (3, 4·s)
     half_side: Tensor  # (4·s,)
     penumbra: Tensor  # (4·s,)
 
 
-class Shadings(NamedTuple):
-    """Which body may shade which, and from which light (counted through all scenes)."""
+class ShadowPairs(NamedTuple):
+    """The (light, receiver, occluder) triples in which a body may shadow another one."""
 
     light: Tensor  # (p,)
     receiver: Tensor  # (p,)
     occluder: Tensor  # (p,)
 
 
-class Lights(NamedTuple):
-    lamps: Lamps
-    shadings: Shadings
-    shadows: Tensor  # (4, s, r, r): how much of each light is hidden from a place on the ground
-    haze: Tensor  # (4, s, 16, 16): the same, averaged over patches one unit wide
+class Lighting(NamedTuple):
+    """The lights of all scenes, and where they are occluded."""
+
+    lights: Lights
+    shadow_pairs: ShadowPairs
+    shadows: Tensor  # (4, s, r, r): shadow map, the occluded share of each light on the ground
+    blurred_shadows: Tensor  # (4, s, 16, 16): `shadows` averaged over patches one unit wide
 
 
-def pack_lights(scenes: np.ndarray, bodies: Bodies, others: Neighbours, resolution: int) -> Lights:
+def build_lighting(
+    scenes: np.ndarray, bodies: Bodies, neighbors: Neighbors, resolution: int
+) -> Lighting:
+    """Place the lights and compute the shadow map, with `resolution` texels per side."""
     device = bodies.scene.device
     sun = np.broadcast_to(SUN, (len(scenes), 1, 3))
     location = torch.from_numpy(np.concatenate([scenes["lamps"], sun], axis=1))  # (s, 4, 3)
     location = location.float().permute(2, 1, 0)
     sizes = (torch.tensor(k).repeat_interleave(len(scenes)) for k in (HALF_SIDE, PENUMBRA))
-    lamps = Lamps(*(k.to(device) for k in (location.flatten(1), *sizes)))
-    shadows = shadow_map(bodies, lamps, resolution)
-    # Where a body touches the ground its shadow begins at once; blur the steps that would show.
+    lights = Lights(*(k.to(device) for k in (location.flatten(1), *sizes)))
+    shadows = shadow_map(bodies, lights, resolution)
+    # Where a body touches the ground, its shadow has a hard edge, which must not look jagged.
     shadows = avg_pool2d(shadows, 3, stride=1, padding=1)
-    haze = avg_pool2d(shadows, resolution // HAZE)
-    return Lights(lamps, who_may_shade(bodies, others, lamps), shadows, haze)
+    blurred_shadows = avg_pool2d(shadows, resolution // BLUR_SIZE)
+    return Lighting(lights, find_shadow_pairs(bodies, neighbors, lights), shadows, blurred_shadows)
 
 
-def reach(lamps: Lamps, light: int, scene: Tensor, point: Vec) -> tuple[Vec, Tensor]:
-    """The direction to a light, and what it gives there to a surface that faces it, unhidden."""
-    place = pick(lamps.location.view(3, 4, -1)[:, light], scene)
-    offset = place - point
+def incident_light(lights: Lights, light: int, scene: Tensor, point: Vec) -> tuple[Vec, Tensor]:
+    """Direction to a light, and its unshadowed irradiance at a surface that faces it."""
+    lamp = take_vec(lights.location.view(3, 4, -1)[:, light], scene)
+    offset = lamp - point
     square = dot(offset, offset)
     direction = offset.times(square.rsqrt())
-    # A lamp looks at the origin, and shines as the cosine to that.
-    turned = (dot(direction, place) * dot(place, place).rsqrt()).clamp(min=0)
-    return direction, WATTS[light] / math.pi * turned / square
+    # A lamp faces the origin, and is a Lambertian emitter.
+    cosine = (dot(direction, lamp) * dot(lamp, lamp).rsqrt()).clamp(min=0)
+    return direction, WATTS[light] / math.pi * cosine / square
 
 
-def tinted(amounts: Sequence[Tensor]) -> Vec:
-    """Add up four lights in their colours; x, y, z are red, green, blue."""
+def sum_colored(amounts: Sequence[Tensor]) -> Vec:
+    """Sum of the four lights, each in its color; x, y, z are red, green, blue."""
     key, fill, back, sun = amounts
     white = back + sun
     return Vec(*(key * k + fill * f + white for k, f in zip(*COLOR[:2], strict=True)))
 
 
-def on_ground(lights: Lights, shadows: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> Vec:
-    """The light that reaches places on the ground, past the shadows of a map."""
+def ground_irradiance(
+    lighting: Lighting, shadows: Tensor, scene: Tensor, x: Tensor, y: Tensor
+) -> Vec:
+    """Irradiance of points on the ground, with the shadows of a shadow map."""
     point = Vec(x, y, torch.zeros_like(x))
-    shadow = look_up(shadows, scene, x, y)
+    shadow = sample_maps(shadows, scene, x, y)
     amounts = []
     for light in range(4):
-        direction, full = reach(lights.lamps, light, scene, point)
+        direction, full = incident_light(lighting.lights, light, scene, point)
         amounts.append(full * direction.z * (1 - shadow[light]))
-    return tinted(amounts)
+    return sum_colored(amounts)
 
 
 # --- shadows ---------------------------------------------------------------------------------
 
 
-class Suspects(NamedTuple):
-    """Bodies that may hide a light from a point, one of each a row."""
+class Candidates(NamedTuple):
+    """Triples of a light, a body that may occlude it, and a point that it lights."""
 
-    light: Tensor  # (n,) counted through all scenes: light · scenes + scene
+    light: Tensor  # (n,) number in `Lights`
     body: Tensor  # (n,)
     point: Tensor  # (3, n)
 
 
 @fused
-def _near_the_way(bodies: Bodies, lamps: Lamps, suspects: Suspects, body: Tensor) -> Tensor:
-    point = Vec(*suspects.point)
-    direction = unit(pick(lamps.location, suspects.light) - point)
-    slack = lamps.penumbra.index_select(0, suspects.light)
-    return passes_near(bodies, body, slack, point, direction)
+def _may_occlude(bodies: Bodies, lights: Lights, candidates: Candidates, body: Tensor) -> Tensor:
+    point = Vec(*candidates.point)
+    direction = normalize(take_vec(lights.location, candidates.light) - point)
+    margin = lights.penumbra.index_select(0, candidates.light)
+    return near_sphere(bodies, body, margin, point, direction)
 
 
 @fused
-def _share_hidden(bodies: Bodies, lamps: Lamps, suspects: Suspects, guilty: Tensor) -> Tensor:
-    light, body = suspects.light.index_select(0, guilty), suspects.body.index_select(0, guilty)
-    point = pick(suspects.point, guilty)
-    offset = pick(lamps.location, light) - point
+def _shadow_share(
+    bodies: Bodies, lights: Lights, candidates: Candidates, occluding: Tensor
+) -> Tensor:
+    light = candidates.light.index_select(0, occluding)
+    body = candidates.body.index_select(0, occluding)
+    point = take_vec(candidates.point, occluding)
+    offset = take_vec(lights.location, light) - point
     far = dot(offset, offset).sqrt()
-    gap, t = clearance(bodies, body, point, offset.times(1 / far))
-    half_width = t * lamps.half_side.index_select(0, light) / far
+    gap, t = closest_approach(bodies, body, point, offset.times(1 / far))
+    half_width = t * lights.half_side.index_select(0, light) / far
     share = (0.5 - 0.5 * gap / (half_width + 1e-4)).clamp(0, 1)
     return share * share * (3 - 2 * share) * (t < far)
 
 
-def hidden(bodies: Bodies, lamps: Lamps, suspects: Suspects) -> tuple[Tensor, Tensor]:
-    """How much of its light each suspect hides: (suspect, share) of those that stand in the way."""
-    near = _near_the_way(bodies, lamps, suspects, suspects.body)
-    guilty = torch.nonzero(near)[:, 0]
-    return guilty, _share_hidden(bodies, lamps, suspects, guilty)
+def occlusion(bodies: Bodies, lights: Lights, candidates: Candidates) -> tuple[Tensor, Tensor]:
+    """Occluded share of each candidate's light: (candidate, share) of those that come close."""
+    near = _may_occlude(bodies, lights, candidates, candidates.body)
+    occluding = torch.nonzero(near)[:, 0]
+    return occluding, _shadow_share(bodies, lights, candidates, occluding)
 
 
-def shadow_map(bodies: Bodies, lamps: Lamps, resolution: int) -> Tensor:
-    """(4, s, r, r): how much of each light is hidden from each place on the ground."""
-    scenes = lamps.location.shape[1] // 4
-    low, high = _shadow_bounds(bodies, scenes, resolution / (2 * MAP_HALF), lamps.location)
-    # (Without names for the cells: they are many, and their memory is soon wanted.)
-    suspects, place = _suspects_on_ground(
-        bodies, scenes, resolution, *cells(low, high, (resolution, resolution))
+def shadow_map(bodies: Bodies, lights: Lights, resolution: int) -> Tensor:
+    """(4, s, r, r): occluded share of each light at each texel of the ground."""
+    scenes = lights.location.shape[1] // 4
+    low, high = _shadow_bounds(bodies, scenes, resolution / (2 * MAP_HALF), lights.location)
+    # (The rasterized texels get no name, so that their memory is freed early: they are many.)
+    candidates, texel = _ground_candidates(
+        bodies, scenes, resolution, *rasterize(low, high, (resolution, resolution))
     )
-    guilty, share = hidden(bodies, lamps, suspects)
+    occluding, share = occlusion(bodies, lights, candidates)
     layers = torch.zeros(4 * scenes * resolution * resolution, device=low.device)
-    layers.scatter_reduce_(0, place.index_select(0, guilty), share, "amax")
+    layers.scatter_reduce_(0, texel.index_select(0, occluding), share, "amax")
     return layers.view(4, scenes, resolution, resolution)
 
 
@@ -162,12 +173,12 @@ def shadow_map(bodies: Bodies, lamps: Lamps, resolution: int) -> Tensor:
 def _shadow_bounds(
     bodies: Bodies, scenes: int, scale: float, location: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(2, 4·m): the rectangles on the map that hold the shadows of all bodies from all lights."""
+    """(2, 4·m): low and high corners, in texels, of the shadow of each body from each light."""
     bounds = []
     for light in range(4):
-        # The shadow of a body lies within that of its bounding box, grown by its softness.
+        # The shadow of a body lies within that of its bounding box, grown by the penumbra.
         corners = box_corners(bodies, PENUMBRA[light])
-        lamp = pick(location[:, light * scenes : (light + 1) * scenes], bodies.scene)
+        lamp = take_vec(location[:, light * scenes : (light + 1) * scenes], bodies.scene)
         cast = lamp + (corners - lamp).times(lamp.z / (lamp.z - corners.z).clamp(min=1e-2))
         sides = cast.x.amin(0), cast.y.amin(0), cast.x.amax(0), cast.y.amax(0)
         bounds.append(torch.stack(sides))
@@ -176,20 +187,20 @@ def _shadow_bounds(
 
 
 @fused
-def _suspects_on_ground(
+def _ground_candidates(
     bodies: Bodies, scenes: int, resolution: int, shadow: Tensor, column: Tensor, row: Tensor
-) -> tuple[Suspects, Tensor]:
-    """A suspect for each place that may lie in a shadow, and the number of that place."""
+) -> tuple[Candidates, Tensor]:
+    """A candidate for each texel that a shadow may cover, and the index of that texel."""
     count = bodies.scene.shape[0]
     light, body = shadow // count, shadow % count
     light = light * scenes + bodies.scene.index_select(0, body)
     x, y = ((k + 0.5) * (2 * MAP_HALF / resolution) - MAP_HALF for k in (column, row))
-    place = (light * resolution + row) * resolution + column
-    return Suspects(light, body, torch.stack([x, y, torch.zeros_like(x)])), place
+    texel = (light * resolution + row) * resolution + column
+    return Candidates(light, body, torch.stack([x, y, torch.zeros_like(x)])), texel
 
 
-def look_up(maps: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
-    """(c, s, r, r) maps → c of (n,) at places on the ground; the rim counts for all beyond it."""
+def sample_maps(maps: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
+    """Bilinear lookup: (c, s, r, r) maps → c of (n,) at points on the ground, clamped to edges."""
     r = maps.shape[-1]
     scale = r / (2 * MAP_HALF)
     u = ((x + MAP_HALF) * scale - 0.5).clamp(0, r - 1.001)
@@ -205,43 +216,44 @@ def look_up(maps: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
     return found
 
 
-def who_may_shade(bodies: Bodies, others: Neighbours, lamps: Lamps) -> Shadings:
-    location = lamps.location.view(3, 4, -1)
-    scene = bodies.scene[others.body]
-    center = Vec(*bodies.center[:, others.body])
-    offset = Vec(*bodies.center[:, others.other]) - center
-    direction = unit(Vec(*location[:, :, scene]) - center)
+def find_shadow_pairs(bodies: Bodies, neighbors: Neighbors, lights: Lights) -> ShadowPairs:
+    """Find the bodies that may shadow each other, by their bounding spheres."""
+    location = lights.location.view(3, 4, -1)
+    scene = bodies.scene[neighbors.body]
+    center = Vec(*bodies.center[:, neighbors.body])
+    offset = Vec(*bodies.center[:, neighbors.other]) - center
+    direction = normalize(Vec(*location[:, :, scene]) - center)
     along = dot(offset, direction)
-    both = bodies.reach[others.body] + bodies.reach[others.other] + 0.3
+    both = bodies.bounding_radius[neighbors.body] + bodies.bounding_radius[neighbors.other] + 0.3
     may = (along > 0) & (dot(offset, offset) - along * along < both * both)
     light, pair = torch.nonzero(may).unbind(1)
     light = light * location.shape[2] + scene[pair]
-    return Shadings(light, others.body[pair], others.other[pair])
+    return ShadowPairs(light, neighbors.body[pair], neighbors.other[pair])
 
 
-def body_shadows(bodies: Bodies, lights: Lights, body: Tensor, point: Tensor) -> Tensor:
-    """(4, n): how much of each light other bodies hide from points on bodies."""
+def body_shadows(bodies: Bodies, lighting: Lighting, body: Tensor, point: Tensor) -> Tensor:
+    """(4, n): share of each light that other bodies occlude, at points on bodies."""
     count = torch.bincount(body, minlength=len(bodies.scene))
-    owner, k = spread(count.index_select(0, lights.shadings.receiver))
+    owner, k = expand_counts(count.index_select(0, lighting.shadow_pairs.receiver))
     order = torch.argsort(body, stable=True)
     start = count.cumsum(0) - count
-    suspects, place = _suspects_on_bodies(lights, start, order, point, owner, k)
-    guilty, share = hidden(bodies, lights.lamps, suspects)
+    candidates, entry = _body_candidates(lighting, start, order, point, owner, k)
+    occluding, share = occlusion(bodies, lighting.lights, candidates)
     shares = torch.zeros(4 * len(body), device=point.device)
-    shares.scatter_reduce_(0, place.index_select(0, guilty), share, "amax")
+    shares.scatter_reduce_(0, entry.index_select(0, occluding), share, "amax")
     return shares.view(4, -1)
 
 
 @fused
-def _suspects_on_bodies(
-    lights: Lights, start: Tensor, order: Tensor, point: Tensor, owner: Tensor, k: Tensor
-) -> tuple[Suspects, Tensor]:
-    """A suspect for each point of each body that may be shaded, and where its share belongs.
+def _body_candidates(
+    lighting: Lighting, start: Tensor, order: Tensor, point: Tensor, owner: Tensor, k: Tensor
+) -> tuple[Candidates, Tensor]:
+    """A candidate for each point that may be shadowed, and the index of its entry in the result.
 
-    `owner` numbers the shadings; the points on body b are order[start[b]], order[start[b] + 1], …
+    `owner` indexes the shadow pairs; points on body b are order[start[b]], order[start[b] + 1], …
     """
-    light, receiver, occluder = (column.index_select(0, owner) for column in lights.shadings)
+    light, receiver, occluder = (column.index_select(0, owner) for column in lighting.shadow_pairs)
     sample = order.index_select(0, start.index_select(0, receiver) + k)
-    scenes = lights.lamps.location.shape[1] // 4
-    place = light // scenes * order.shape[0] + sample
-    return Suspects(light, occluder, point.index_select(1, sample)), place
+    scenes = lighting.lights.location.shape[1] // 4
+    entry = light // scenes * order.shape[0] + sample
+    return Candidates(light, occluder, point.index_select(1, sample)), entry

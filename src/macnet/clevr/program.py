@@ -1,4 +1,4 @@
-"""Functional programs: what a question means, as steps over the objects of a scene.
+"""Functional programs: the meaning of a question, as functions on the objects of a scene.
 
 "How many big things are left of the cube?" is, in the released schema (the root comes last):
 
@@ -22,30 +22,32 @@ from typing import Any, Literal
 from macnet.clevr.scene import ATTRIBUTES, RELATIONS, Scene
 
 Node = dict[str, Any]
+"""A function of a program, in the released schema."""
 Program = list[Node]
+"""A functional program in the released schema, root last."""
 QuestionType = Literal["Count", "Exist", "Compare Numbers", "Query Attribute", "Compare Attribute"]
 
 
-class PresumptionError(ValueError):
-    """The program presumes a single object where the scene has none or several."""
+class NotUniqueError(ValueError):
+    """A program applies `unique` to no object, or to several."""
 
 
-class Facts:
-    """A scene as bitmasks: bit i of a set of objects stands for object i."""
+class SceneIndex:
+    """A scene indexed for programs; sets of objects are bitmasks, with bit i for object i."""
 
-    __slots__ = ("everything", "having", "related", "values")
+    __slots__ = ("all_objects", "objects_with", "related", "values")
 
     def __init__(self, scene: Scene) -> None:
         bits = [1 << i for i in range(len(scene.objects))]
-        self.everything = sum(bits)
-        # Attribute → the value of each object.
+        self.all_objects = sum(bits)
+        # Attribute → its value for each object.
         self.values = {name: [getattr(o, name) for o in scene.objects] for name in ATTRIBUTES}
-        # Value → the objects having it; no two attributes share a value.
-        self.having = {value: 0 for values in ATTRIBUTES.values() for value in values}
+        # Value → the objects that have it; no two attributes share a value.
+        self.objects_with = {value: 0 for values in ATTRIBUTES.values() for value in values}
         for values in self.values.values():
             for value, bit in zip(values, bits, strict=True):
-                self.having[value] |= bit
-        # Relation → for each object, the objects that stand in the relation to it.
+                self.objects_with[value] |= bit
+        # Relation → for each object, the objects that are in this relation to it.
         self.related = {
             name: [sum([bits[j] for j in others]) for others in scene.relationships[name]]
             for name in RELATIONS
@@ -54,91 +56,92 @@ class Facts:
 
 # --- the executor ----------------------------------------------------------------------------
 
-# A set of objects is a bitmask, a single object its index, an attribute's value its name.
-Outcome = int | bool | str
+Output = int | bool | str
+"""The output of a function: a set of objects as a bitmask, the index of an object, or a value."""
 
 
-def _unique(facts: Facts, objects: int) -> int:
+def _unique(scene: SceneIndex, objects: int) -> int:
     if objects.bit_count() != 1:
-        raise PresumptionError(f"`unique` met {objects.bit_count()} objects")
+        raise NotUniqueError(f"`unique` got {objects.bit_count()} objects")
     return objects.bit_length() - 1
 
 
-def _filter(facts: Facts, objects: int, value: str) -> int:
-    return objects & facts.having[value]
+def _filter(scene: SceneIndex, objects: int, value: str) -> int:
+    return objects & scene.objects_with[value]
 
 
-def _same(attribute: str) -> Callable[[Facts, int], int]:
-    """The others that share the object's value; never the object itself."""
-    return lambda facts, i: facts.having[facts.values[attribute][i]] & ~(1 << i)
+def _same(attribute: str) -> Callable[[SceneIndex, int], int]:
+    """The other objects with the same value, without the object itself."""
+    return lambda scene, i: scene.objects_with[scene.values[attribute][i]] & ~(1 << i)
 
 
-def _query(attribute: str) -> Callable[[Facts, int], str]:
-    return lambda facts, i: facts.values[attribute][i]
+def _query(attribute: str) -> Callable[[SceneIndex, int], str]:
+    return lambda scene, i: scene.values[attribute][i]
 
 
-def _comparing(compare: Callable[[Any, Any], bool]) -> Callable[[Facts, Any, Any], bool]:
-    return lambda facts, a, b: compare(a, b)
+def _comparison(compare: Callable[[Any, Any], bool]) -> Callable[[SceneIndex, Any, Any], bool]:
+    return lambda scene, a, b: compare(a, b)
 
 
-# Each takes the facts, the outcomes of its inputs, and its value where it has one.
-OPERATIONS: Mapping[str, Callable[..., Outcome]] = {
-    "scene": lambda facts: facts.everything,
+# Each takes the scene, the outputs of its inputs, and its value if it has one.
+OPERATIONS: Mapping[str, Callable[..., Output]] = {
+    "scene": lambda scene: scene.all_objects,
     "unique": _unique,
-    "relate": lambda facts, i, relation: facts.related[relation][i],
-    "union": lambda facts, a, b: a | b,
-    "intersect": lambda facts, a, b: a & b,
-    "count": lambda facts, objects: objects.bit_count(),
-    "exist": lambda facts, objects: objects != 0,
-    "equal_integer": _comparing(operator.eq),
-    "less_than": _comparing(operator.lt),
-    "greater_than": _comparing(operator.gt),
+    "relate": lambda scene, i, relation: scene.related[relation][i],
+    "union": lambda scene, a, b: a | b,
+    "intersect": lambda scene, a, b: a & b,
+    "count": lambda scene, objects: objects.bit_count(),
+    "exist": lambda scene, objects: objects != 0,
+    "equal_integer": _comparison(operator.eq),
+    "less_than": _comparison(operator.lt),
+    "greater_than": _comparison(operator.gt),
     **{f"filter_{name}": _filter for name in ATTRIBUTES},
     **{f"same_{name}": _same(name) for name in ATTRIBUTES},
     **{f"query_{name}": _query(name) for name in ATTRIBUTES},
-    **{f"equal_{name}": _comparing(operator.eq) for name in ATTRIBUTES},
+    **{f"equal_{name}": _comparison(operator.eq) for name in ATTRIBUTES},
 }
 
 
-VALUES_OF: Mapping[str, list[tuple[str, ...]]] = {
+VALUE_INPUTS: Mapping[str, list[tuple[str, ...]]] = {
     **{function: [()] for function in OPERATIONS},
     "relate": [(relation,) for relation in RELATIONS],
     **{f"filter_{name}": [(value,) for value in values] for name, values in ATTRIBUTES.items()},
 }
-"""Of every function, all that its `value_inputs` may be."""
+"""All possible `value_inputs` of every function."""
 
 
-def outcomes(program: Iterable[Mapping[str, Any]], facts: Facts) -> list[Outcome]:
-    """What each step of a program comes to."""
-    found: list[Outcome] = []
+def node_outputs(program: Iterable[Mapping[str, Any]], scene: SceneIndex) -> list[Output]:
+    """The output of every node of a program."""
+    outputs: list[Output] = []
     for node in program:
-        inputs = [found[i] for i in node["inputs"]]
-        found.append(OPERATIONS[node["function"]](facts, *inputs, *node["value_inputs"]))
-    return found
+        inputs = [outputs[i] for i in node["inputs"]]
+        outputs.append(OPERATIONS[node["function"]](scene, *inputs, *node["value_inputs"]))
+    return outputs
 
 
-def execute(program: Iterable[Mapping[str, Any]], facts: Facts) -> str:
-    """The answer, in the released words: "yes", "no", "0" … "10", or an attribute's value."""
-    return spoken(outcomes(program, facts)[-1])
+def execute(program: Iterable[Mapping[str, Any]], scene: SceneIndex) -> str:
+    """The answer of a program: "yes", "no", "0" … "10", or an attribute's value."""
+    return to_answer(node_outputs(program, scene)[-1])
 
 
-def spoken(outcome: Outcome) -> str:
-    if isinstance(outcome, bool):
-        return "yes" if outcome else "no"
-    return str(outcome)
+def to_answer(output: Output) -> str:
+    """The output of a program's last function as the release writes it."""
+    if isinstance(output, bool):
+        return "yes" if output else "no"
+    return str(output)
 
 
 def answer(program: Iterable[Mapping[str, Any]], scene: Scene) -> str:
-    """Answer one program about one scene; raise `PresumptionError` where it presumes too much."""
-    return execute(program, Facts(scene))
+    """The answer of a program for a scene; raises `NotUniqueError` if it is ill-posed."""
+    return execute(program, SceneIndex(scene))
 
 
-# --- what kind of question, and which answers it may have ------------------------------------
+# --- question types and possible answers -----------------------------------------------------
 
 _NUMBERS = tuple(str(n) for n in range(11))
 
-# The functions a program may end in, which its type is named after, and where the paper counts it.
-COLUMN_OF: Mapping[str, QuestionType] = {
+# Last function of a program → question type, as in the paper's tables.
+QUESTION_TYPE_OF: Mapping[str, QuestionType] = {
     "count": "Count",
     "exist": "Exist",
     "equal_integer": "Compare Numbers",
@@ -150,15 +153,16 @@ COLUMN_OF: Mapping[str, QuestionType] = {
 
 
 def question_type(program: Sequence[Mapping[str, Any]]) -> QuestionType:
-    """The column of the paper's tables: it depends on the last function alone."""
-    return COLUMN_OF[program[-1]["function"]]
+    """The question type of a program, which depends on its last function alone."""
+    return QUESTION_TYPE_OF[program[-1]["function"]]
 
 
 def possible_answers(last_function: str) -> tuple[str, ...]:
-    kind = COLUMN_OF[last_function]
-    if kind == "Count":
+    """All answers of programs that end in this function."""
+    type_ = QUESTION_TYPE_OF[last_function]
+    if type_ == "Count":
         return _NUMBERS
-    if kind == "Query Attribute":
+    if type_ == "Query Attribute":
         return ATTRIBUTES[last_function.removeprefix("query_")]
     return "yes", "no"
 
@@ -167,54 +171,47 @@ def possible_answers(last_function: str) -> tuple[str, ...]:
 
 
 def arity(function: str) -> int:
+    """Number of inputs of a function."""
     if function == "scene":
         return 0
     pairs = function in ("union", "intersect", "less_than", "greater_than")
     return 2 if pairs or function.startswith("equal_") else 1
 
 
-def to_prefix(program: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Root first, then each input's tokens in turn."""
-
-    def walk(node: Mapping[str, Any]) -> Iterable[str]:
-        yield token_of(node["function"], node["value_inputs"])
-        for i in node["inputs"]:
-            yield from walk(program[i])
-
-    return list(walk(program[-1]))
+def to_prefix(program: Sequence[Mapping[str, Any]], root: int = -1) -> list[str]:
+    """Tokens of the program that ends at a node, in prefix order: the node, then its inputs."""
+    node = program[root]
+    inputs = [token for i in node["inputs"] for token in to_prefix(program, i)]
+    return [to_token(node["function"], node["value_inputs"]), *inputs]
 
 
-def to_postfix(program: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Each input's tokens in turn, then the root: the order in which a stack machine runs."""
-
-    def walk(node: Mapping[str, Any]) -> Iterable[str]:
-        for i in node["inputs"]:
-            yield from walk(program[i])
-        yield token_of(node["function"], node["value_inputs"])
-
-    return list(walk(program[-1]))
+def to_postfix(program: Sequence[Mapping[str, Any]], root: int = -1) -> list[str]:
+    """Tokens of the program that ends at a node, in postfix order: its inputs, then the node."""
+    node = program[root]
+    inputs = [token for i in node["inputs"] for token in to_postfix(program, i)]
+    return [*inputs, to_token(node["function"], node["value_inputs"])]
 
 
 def from_postfix(tokens: Sequence[str]) -> Program:
+    """The program with these tokens in postfix order."""
     program: Program = []
     stack: list[int] = []
     for token in tokens:
         function, _, value = token.rstrip("]").partition("[")
         if function not in OPERATIONS:
             raise ValueError(f"unknown function {function!r} in {' '.join(tokens)!r}")
-        wanted = arity(function)
-        if len(stack) < wanted:
+        first = len(stack) - arity(function)
+        if first < 0:
             raise ValueError(f"{token!r} lacks an input in {' '.join(tokens)!r}")
-        inputs = stack[len(stack) - wanted :]
-        del stack[len(stack) - wanted :]
-        stack.append(len(program))
-        program.append(node(function, inputs, [value] if value else []))
+        inputs, stack[first:] = stack[first:], [len(program)]
+        program.append(make_node(function, inputs, [value] if value else []))
     if len(stack) != 1:
         raise ValueError(f"{' '.join(tokens)!r} makes {len(stack)} programs, not one")
     return program
 
 
 def from_prefix(tokens: Sequence[str]) -> Program:
+    """The program with these tokens in prefix order."""
     # Read from the right, a prefix form is a postfix form with every pair of inputs swapped;
     # so build the tree from the right and let each node take its inputs in reading order.
     stack: list[list[str]] = []
@@ -229,9 +226,11 @@ def from_prefix(tokens: Sequence[str]) -> Program:
     return from_postfix(stack[0])
 
 
-def node(function: str, inputs: list[int], values: list[str]) -> Node:
+def make_node(function: str, inputs: list[int], values: list[str]) -> Node:
+    """A node in the released schema."""
     return {"function": function, "inputs": inputs, "value_inputs": values}
 
 
-def token_of(function: str, values: Sequence[str]) -> str:
+def to_token(function: str, values: Sequence[str]) -> str:
+    """A function with its value as one token, such as "filter_color[red]"."""
     return f"{function}[{values[0]}]" if values else function

@@ -1,4 +1,4 @@
-"""How CLEVR lies on disk: the names of its files and the records in them."""
+"""The layout of CLEVR on disk: names of files, and the records in them."""
 
 from __future__ import annotations
 
@@ -8,49 +8,53 @@ from typing import Any
 
 from macnet.clevr.questions import Question
 from macnet.clevr.scene import Scene, from_record
-from macnet.disk import read_json
 from macnet.errors import InputError
+from macnet.files import read_json
 
-FORMAT = 1  # of worlds: raise it when the same settings would give other bytes
+WORLD_FORMAT = 1  # of generated worlds: increment it when the same settings give other bytes
 SPLITS = ("train", "val", "test")
-UNFINISHED = ".unfinished"  # a folder in the root of a world that is still being made
+UNFINISHED = ".unfinished"  # a folder in the root of a world that is not complete yet
 
 
 def image_name(split: str, index: int) -> str:
+    """File name of an image."""
     return f"CLEVR_{split}_{index:06d}.png"
 
 
 def images_folder(root: Path, split: str) -> Path:
+    """Folder of the images of a split."""
     return root / "images" / split
 
 
 def scenes_file(root: Path, split: str) -> Path:
+    """JSON file of the scenes of a split."""
     return root / "scenes" / f"CLEVR_{split}_scenes.json"
 
 
 def questions_file(root: Path, split: str) -> Path:
+    """JSON file of the questions of a split."""
     return root / "questions" / f"CLEVR_{split}_questions.json"
 
 
-def is_secret(split: str) -> bool:
-    """Of a test split the release gives images and questions, but neither scenes nor answers."""
+def is_unlabeled(split: str) -> bool:
+    """Whether a split is a test split, of which neither scenes nor answers are released."""
     return split.startswith("test")
 
 
-def info(split: str) -> dict[str, str]:
-    # No date of its own: the same world made twice is the same to the byte.
+def info_record(split: str) -> dict[str, str]:
+    """The "info" of a file; without a date, so that a world is reproducible to the byte."""
     return {"date": "undated", "version": "1.0", "split": split, "license": "made by macnet"}
 
 
 def question_record(question: Question, split: str, image: int) -> dict[str, Any]:
-    """A question as the release stores it, but for its `question_index`."""
+    """A question in the released schema, without its `question_index`."""
     record: dict[str, Any] = {
         "split": split,
         "image_index": image,
         "image_filename": image_name(split, image),
         "question": question.text,
     }
-    if not is_secret(split):
+    if not is_unlabeled(split):
         record["answer"] = question.answer
         record["question_family_index"] = question.family
         record["program"] = question.program
@@ -58,9 +62,9 @@ def question_record(question: Question, split: str, image: int) -> dict[str, Any
 
 
 def read_records(path: Path, key: str) -> list[Mapping[str, Any]]:
-    """The list a scene or question file holds, each entry with the image it belongs to.
+    """The records of a scene or question file, each with its `image_filename`.
 
-    A scene that was written by hand need not name its image.
+    A handwritten scene without a name gets one.
     """
     content = read_json(path)
     records = content.get(key) if isinstance(content, dict) else None
@@ -72,14 +76,14 @@ def read_records(path: Path, key: str) -> list[Mapping[str, Any]]:
         name = record.get("image_filename") if isinstance(record, dict) else None
         if not isinstance(name, str):
             raise InputError(f'{path}: entry {i} of "{key}" has no "image_filename"')
-        # It becomes a path of ours.
+        # It becomes a path, so it must not lead out of the folder.
         if not name.endswith(".png") or not name.isprintable() or PurePath(name).name != name:
             raise InputError(f'{path}: entry {i} of "{key}" has the image_filename {name!r}')
     return records
 
 
 def read_scenes(path: Path) -> dict[str, Scene]:
-    """The scenes of a file, the release's or our own, by the names of their images."""
+    """The scenes of a scene file, by their `image_filename`."""
     records = read_records(path, "scenes")
     scenes = {
         record["image_filename"]: from_record(record, f"{path}: scene {i}")

@@ -1,6 +1,6 @@
-"""What a CLEVR scene is: objects on a floor, a camera, three lamps; and how one is drawn at random.
+"""CLEVR scenes (objects on a floor, a camera, three lamps), how to sample them, and their records.
 
-Every random choice comes from one `random.Random` per scene, so a scene depends on its seed alone.
+All randomness comes from one `random.Random` per scene, so a scene depends on its seed alone.
 """
 
 from __future__ import annotations
@@ -24,21 +24,16 @@ SIZES = ("large", "small")
 COLORS = ("gray", "red", "blue", "green", "brown", "purple", "cyan", "yellow")
 MATERIALS = ("rubber", "metal")
 SHAPES = ("cube", "sphere", "cylinder")
-ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
-    "size": SIZES,
-    "color": COLORS,
-    "material": MATERIALS,
-    "shape": SHAPES,
-}
+ATTRIBUTES = {"size": SIZES, "color": COLORS, "material": MATERIALS, "shape": SHAPES}
 RADIUS: Mapping[str, float] = {"large": 0.7, "small": 0.35}
 
 MIN_OBJECTS, MAX_OBJECTS = 3, 10
 HALF_FLOOR = 3.0  # objects are centred within ±3 in x and y
 MIN_GAP = 0.25  # between the bounding circles of two objects
-MARGIN = 0.4  # along each direction, so that "left of" is never a close call
-MAX_TRIES = 50  # for one object; then the whole scene starts over
-MAX_OFF = 2.0  # pixels by which a fitted camera may miss what a scene says of its objects
-MIN_VISIBLE_SHARE = 200 / (480 * 320)  # of the image's pixels, for every object
+MARGIN = 0.4  # between two objects along each direction, so that "left of" is never ambiguous
+MAX_TRIES = 50  # to place one object, before the whole scene is sampled again
+MAX_REPROJECTION_ERROR = 2.0  # of a fitted camera, in pixels
+MIN_VISIBLE_SHARE = 200 / (480 * 320)  # of the image's pixels, that every object must cover
 
 CAMERA_JITTER = 0.5
 LAMPS: Mapping[str, Vector] = {
@@ -48,7 +43,7 @@ LAMPS: Mapping[str, Vector] = {
 }
 LAMP_JITTER = 1.0
 
-# The same for every scene: the release reads them before it jitters the camera.
+# The same for every scene: the release computes them before it jitters the camera.
 DIRECTIONS: Mapping[str, Vector] = {
     "right": (0.6563112735748291, 0.7544902563095093, -0.0),
     "behind": (-0.754490315914154, 0.6563112735748291, 0.0),
@@ -59,9 +54,9 @@ DIRECTIONS: Mapping[str, Vector] = {
 }
 RELATIONS = ("left", "right", "front", "behind")
 
-# CoGenT: which colours a shape may have. Spheres have all of them in both conditions.
+# The colors that a shape may have in CoGenT. Spheres have all of them in both conditions.
 _COOL, _WARM = ("gray", "blue", "brown", "yellow"), ("red", "green", "purple", "cyan")
-COGENT: Mapping[Condition, Mapping[str, tuple[str, ...]]] = {
+COGENT_COLORS: Mapping[Condition, Mapping[str, tuple[str, ...]]] = {
     "A": {"cube": _COOL, "cylinder": _WARM, "sphere": COLORS},
     "B": {"cube": _WARM, "cylinder": _COOL, "sphere": COLORS},
 }
@@ -69,6 +64,8 @@ COGENT: Mapping[Condition, Mapping[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Object:
+    """An object of a scene: its attributes, its position on the floor and its rotation."""
+
     size: str
     color: str
     material: str
@@ -76,19 +73,18 @@ class Object:
     x: float
     y: float
     rotation: float
-    """Yaw in degrees, as released; Blender was given the number as radians, and so are we."""
-
-    @property
-    def radius(self) -> float:
-        return RADIUS[self.size]
+    """Yaw, said to be in degrees; but the release gave it to Blender as radians, and so do we."""
 
     @property
     def center(self) -> Vector:
-        return self.x, self.y, self.radius  # it rests on the floor
+        """Location of the center; its height is the radius, as the object rests on the floor."""
+        return self.x, self.y, RADIUS[self.size]
 
 
 @dataclass(frozen=True)
 class Scene:
+    """Objects, and the locations of the camera and of the key, fill and back lamps."""
+
     objects: tuple[Object, ...]
     camera: Vector = CAMERA
     lamps: tuple[Vector, Vector, Vector] = (LAMPS["key"], LAMPS["fill"], LAMPS["back"])
@@ -106,18 +102,18 @@ class Scene:
 
 
 def _along(a: Object, b: Object, direction: str) -> float:
-    """How far b lies from a in a direction."""
+    """Distance from a to b along a direction."""
     dx, dy, _ = DIRECTIONS[direction]
     return (b.x - a.x) * dx + (b.y - a.y) * dy
 
 
-# --- drawing a scene -------------------------------------------------------------------------
+# --- sampling scenes -------------------------------------------------------------------------
 
 
 def place_objects(
     rng: random.Random, count: int, condition: Condition | None = None
 ) -> tuple[Object, ...]:
-    """Draw objects until all fit; one that finds no place in 50 tries restarts the scene."""
+    """Sample objects and their positions; if one does not fit in 50 tries, all are resampled."""
     right, behind = DIRECTIONS["right"], DIRECTIONS["behind"]
     while True:
         placed: list[Object] = []
@@ -139,9 +135,9 @@ def place_objects(
                 else:
                     break
             else:
-                break  # no place for this object: start over
+                break  # there is no room for this object: start over
             shape = rng.choice(SHAPES)
-            color = rng.choice(COGENT[condition][shape] if condition else COLORS)
+            color = rng.choice(COGENT_COLORS[condition][shape] if condition else COLORS)
             rotation = rng.uniform(0, 360)
             material = rng.choice(MATERIALS)
             placed.append(Object(size, color, material, shape, x, y, rotation))
@@ -155,10 +151,10 @@ def sample_scenes(
     all_visible: Callable[[list[Scene]], Iterable[bool]] | None = None,
     condition: Condition | None = None,
 ) -> list[Scene]:
-    """One scene per generator; where an object is hidden, the objects are placed anew.
+    """Sample one scene per generator; objects are resampled until all of them are visible.
 
-    `all_visible` judges many scenes at once, because it has to look at pictures of them. Without
-    it nobody looks, and objects may hide each other.
+    `all_visible` tests many scenes at once, because it renders them. Without it, there is no test,
+    and objects may occlude each other.
     """
 
     def jittered(location: Vector, amount: float, rng: random.Random) -> Vector:
@@ -172,15 +168,15 @@ def sample_scenes(
         camera = jittered(CAMERA, CAMERA_JITTER, rng)
         key, fill, back = (jittered(LAMPS[name], LAMP_JITTER, rng) for name in LAMPS)
         scenes.append(Scene((), camera, (key, fill, back)))
-    waiting = list(range(len(scenes)))
-    while waiting:
-        for i in waiting:
+    pending = list(range(len(scenes)))
+    while pending:
+        for i in pending:
             objects = place_objects(rngs[i], counts[i], condition)
             scenes[i] = Scene(objects, scenes[i].camera, scenes[i].lamps)
         if all_visible is None:
             break
-        verdicts = all_visible([scenes[i] for i in waiting])
-        waiting = [i for i, visible in zip(waiting, verdicts, strict=True) if not visible]
+        verdicts = all_visible([scenes[i] for i in pending])
+        pending = [i for i, visible in zip(pending, verdicts, strict=True) if not visible]
     return scenes
 
 
@@ -190,7 +186,7 @@ def sample_scenes(
 def to_record(
     scene: Scene, split: str, index: int, filename: str, width: int, height: int
 ) -> dict[str, Any]:
-    """A scene as the release stores it, with two fields more: its camera and its lamps."""
+    """A scene in the released schema, with two additional fields: its camera and its lamps."""
     centers = np.array([o.center for o in scene.objects]).reshape(-1, 3)
     pixels = project(scene.camera, centers, width, height)
     return {
@@ -219,10 +215,10 @@ def to_record(
 def from_record(
     record: Mapping[str, Any], where: str, width: int = 480, height: int = 320
 ) -> Scene:
-    """Read a scene, the release's, our own or one by hand; `where` names it in complaints.
+    """Parse a scene of the release, a generated or a handwritten one; errors call it `where`.
 
-    `width` and `height` are those of the image its `pixel_coords` speak of. Where neither these nor
-    a camera are given, the camera is the standard one, as the lamps are.
+    `width` and `height` are those of the image that its `pixel_coords` refer to. If it has neither
+    these nor a camera, it gets the standard camera; without lamps, it gets the standard lamps.
     """
     items = _field(record, "objects", where, "the scene")
     if not isinstance(items, list):
@@ -235,7 +231,7 @@ def from_record(
         if math.hypot(*camera[:2]) < 1e-3:
             raise InputError(f'{where}: "camera" is right above the origin, and so has no upside')
     elif any("pixel_coords" in item for item in items):
-        camera = _find_camera(objects, items, where, width, height)
+        camera = _camera_from_pixels(objects, items, where, width, height)
     else:
         camera = CAMERA
     lamps = record.get("lamps", LAMPS)
@@ -263,7 +259,7 @@ def _read_object(item: Any, where: str, what: str) -> Object:
     return Object(**values, x=x, y=y, rotation=rotation)
 
 
-def _find_camera(
+def _camera_from_pixels(
     objects: Sequence[Object], items: Sequence[Any], where: str, width: int, height: int
 ) -> Vector:
     pixels = []
@@ -272,10 +268,10 @@ def _find_camera(
         seen = _field(item, "pixel_coords", where, f"{what}, in a scene without a camera,")
         pixels.append(_vector(seen, where, f'"pixel_coords" of {what}'))
     points, wanted = np.array([o.center for o in objects]), np.array(pixels)
-    with np.errstate(all="ignore"):  # nonsense is noticed by what comes of it
+    with np.errstate(all="ignore"):  # invalid input shows in the error below
         camera = fit_camera(points, wanted, width, height)
-        off = np.abs(project(camera, points, width, height) - wanted)[:, :2].max()
-    if not off < MAX_OFF:
+        error = np.abs(project(camera, points, width, height) - wanted)[:, :2].max()
+    if not error < MAX_REPROJECTION_ERROR:
         raise InputError(
             f'{where}: no camera sees the objects at their "pixel_coords"; '
             f"are they those of a {width}x{height} image?"
@@ -303,5 +299,5 @@ def _number(value: Any, where: str, what: str) -> float:
 
 
 def _is_number(value: Any) -> bool:
-    # Bounded, for whole numbers in JSON may be too large for a float, and no place is that far.
+    # Bounded, because integers in JSON may be too large for a float.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e9

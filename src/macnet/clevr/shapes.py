@@ -1,12 +1,12 @@
-"""Rays against CLEVR's three shapes.
+"""Intersection of rays with CLEVR's three shapes.
 
-Sphere, rounded cube and bevelled cylinder are one family: all points within a distance of 1 − core
-from a smaller box or cylinder of half-side `core` (0 for the sphere), times a radius. The distance
-to such a convex body is convex along a ray, so Newton's method from outside finds where the ray
-enters without ever stepping past it, and bisection finds how closely a ray passes.
+Sphere, rounded cube and bevelled cylinder are one family of solids: all points within a distance of
+1 − core from a smaller box or cylinder of half-side `core` (0 for the sphere), times a radius. The
+distance to a convex solid is convex along a ray, so Newton's method from outside converges to the
+entry point without overshooting, and bisection finds the point of closest approach.
 
-Work is done on lists of (ray, body) pairs that can meet, never on all rays times all bodies: most
-rays meet nothing but the ground.
+Only lists of (ray, body) pairs that may intersect are processed, never all rays times all bodies:
+most rays hit only the ground.
 """
 
 from __future__ import annotations
@@ -20,53 +20,57 @@ from torch import Tensor
 from macnet.clevr.camera import ASPECT, FOCAL, camera_axes
 from macnet.clevr.fuse import fused
 from macnet.clevr.scene import RADIUS, SHAPES, SIZES
-from macnet.clevr.table import occupied
-from macnet.clevr.vector import Vec, at, dot, pick, unit
+from macnet.clevr.scene_array import object_mask
+from macnet.clevr.vector import Vec, dot, normalize, take, take_vec
 
-# Fitted to outlines and highlights of original images; of the mesh, the flat part of a cube's face
-# is 0.77 and of a cylinder's top 0.92.
+# Fitted to outlines and highlights of original images; in the original meshes, the flat part of a
+# cube's face is 0.77 and of a cylinder's top 0.92.
 CORE = {"cube": 0.82, "sphere": 0.0, "cylinder": 0.94}
 CYLINDER = SHAPES.index("cylinder")
-REACH = {"cube": 3**0.5, "sphere": 1.0, "cylinder": 2**0.5}  # of the farthest point, in radii
+BOUNDING_RADIUS = {"cube": 3**0.5, "sphere": 1.0, "cylinder": 2**0.5}  # in units of the radius
 NEWTON_STEPS = 5
 BISECTIONS = 5
 
 
 class Bodies(NamedTuple):
-    """The objects of all scenes, one after another."""
+    """The objects of all scenes, as solids: one table with a column per object."""
 
-    scene: Tensor  # (m,) which scene it stands in
-    slot: Tensor  # (m,) its index there
+    scene: Tensor  # (m,) index of the scene
+    object_index: Tensor  # (m,) index of the object in its scene
     center: Tensor  # (3, m)
     radius: Tensor  # (m,)
-    reach: Tensor  # (m,) radius of the bounding sphere
+    bounding_radius: Tensor  # (m,) of the bounding sphere
     cos: Tensor  # (m,) of the yaw
-    sin: Tensor  # (m,)
-    core: Tensor  # (m,)
+    sin: Tensor  # (m,) of the yaw
+    core: Tensor  # (m,) half-side of the inner box or cylinder, in units of the radius
     is_cylinder: Tensor  # (m,)
 
 
 class Cameras(NamedTuple):
+    """One camera per scene."""
+
     origin: Tensor  # (3, s)
-    right: Tensor  # (3, s), as long as half the frame is wide at distance 1
-    up: Tensor  # (3, s), as long as half the frame is high
-    forward: Tensor  # (3, s)
+    right: Tensor  # (3, s), its length is half the width of the frame at distance 1
+    up: Tensor  # (3, s), its length is half the height of the frame at distance 1
+    forward: Tensor  # (3, s), unit length
 
 
-def pack_bodies(scenes: np.ndarray, device: torch.device) -> Bodies:
-    there = occupied(scenes)
-    scene, slot = np.nonzero(there)
-    x, y, yaw = scenes["places"][there].T
-    size, _, _, shape = scenes["kinds"][there].T
+def build_bodies(scenes: np.ndarray, device: torch.device) -> Bodies:
+    """Put the objects of an array of scenes on a device."""
+    mask = object_mask(scenes)
+    scene, object_index = np.nonzero(mask)
+    x, y, yaw = scenes["poses"][mask].T
+    size, _, _, shape = scenes["attributes"][mask].T
     radius = np.array([RADIUS[s] for s in SIZES])[size]
-    core, reach = (np.array([of[s] for s in SHAPES])[shape] for of in (CORE, REACH))
+    core, bound = (np.array([of[s] for s in SHAPES])[shape] for of in (CORE, BOUNDING_RADIUS))
     center = np.stack([x, y, radius])  # they rest on the floor
-    numbers = center, radius, reach * radius, np.cos(yaw), np.sin(yaw), core
-    columns = scene, slot, *(k.astype(np.float32) for k in numbers), shape == CYLINDER
+    numbers = center, radius, bound * radius, np.cos(yaw), np.sin(yaw), core
+    columns = scene, object_index, *(k.astype(np.float32) for k in numbers), shape == CYLINDER
     return Bodies(*(torch.from_numpy(column).to(device) for column in columns))
 
 
-def pack_cameras(scenes: np.ndarray, device: torch.device) -> Cameras:
+def build_cameras(scenes: np.ndarray, device: torch.device) -> Cameras:
+    """Put the cameras of an array of scenes on a device."""
     origin = scenes["camera"]
     right, up, forward = camera_axes(origin)
     columns = origin, right / (2 * FOCAL), up / (2 * FOCAL * ASPECT), forward
@@ -76,15 +80,15 @@ def pack_cameras(scenes: np.ndarray, device: torch.device) -> Cameras:
 # --- one ray, one body -----------------------------------------------------------------------
 
 
-def into_body(v: Vec, bodies: Bodies, which: Tensor) -> Vec:
-    """Turn and scale a vector into a body's own frame, in which it has radius 1."""
-    cos, sin = at(bodies.cos, which), at(bodies.sin, which)
-    turned = Vec(cos * v.x + sin * v.y, cos * v.y - sin * v.x, v.z)
-    return turned.times(1 / at(bodies.radius, which))
+def to_object_space(v: Vec, bodies: Bodies, which: Tensor) -> Vec:
+    """Rotate and scale vectors into the object space of bodies, where each has radius 1."""
+    cos, sin = take(bodies.cos, which), take(bodies.sin, which)
+    rotated = Vec(cos * v.x + sin * v.y, cos * v.y - sin * v.x, v.z)
+    return rotated.times(1 / take(bodies.radius, which))
 
 
-def distance_along(p: Vec, d: Vec, core: Tensor, is_cylinder: Tensor) -> tuple[Tensor, Tensor]:
-    """Signed distance of points p to the body of radius 1, and its slope in direction d."""
+def signed_distance(p: Vec, d: Vec, core: Tensor, is_cylinder: Tensor) -> tuple[Tensor, Tensor]:
+    """Signed distance of points p to a body in object space, and its derivative in direction d."""
     planar = (p.x * p.x + p.y * p.y).clamp(min=1e-12).sqrt()
     x = torch.where(is_cylinder, planar, p.x.abs()) - core
     y = torch.where(is_cylinder, 0.0, p.y.abs()) - core
@@ -98,80 +102,81 @@ def distance_along(p: Vec, d: Vec, core: Tensor, is_cylinder: Tensor) -> tuple[T
     return outside + inside - (1 - core), slope
 
 
-def enter(bodies: Bodies, which: Tensor, origin: Vec, direction: Vec) -> Tensor:
-    """How far along each ray it enters its body; infinity where it passes by."""
-    p = into_body(origin - pick(bodies.center, which), bodies, which)
-    d = into_body(direction, bodies, which)
-    core, is_cylinder = at(bodies.core, which), at(bodies.is_cylinder, which)
-    # Where the ray is between the sides of the bounding box.
-    (in_x, out_x), (in_y, out_y), (in_z, out_z) = (
-        _between(p.x, d.x), _between(p.y, d.y), _between(p.z, d.z)
-    )  # fmt: skip
+def intersect(bodies: Bodies, which: Tensor, origin: Vec, direction: Vec) -> Tensor:
+    """Distance along each ray at which it enters its body; infinity if it misses."""
+    p = to_object_space(origin - take_vec(bodies.center, which), bodies, which)
+    d = to_object_space(direction, bodies, which)
+    core, is_cylinder = take(bodies.core, which), take(bodies.is_cylinder, which)
+    # The part of the ray within the bounding box, by the slab method.
+    (in_x, out_x), (in_y, out_y), (in_z, out_z) = _slab(p.x, d.x), _slab(p.y, d.y), _slab(p.z, d.z)
     first = torch.maximum(torch.maximum(in_x, in_y), in_z)
     last = torch.minimum(torch.minimum(out_x, out_y), out_z)
     t = first
     for _ in range(NEWTON_STEPS):
-        gap, slope = distance_along(p + d.times(t), d, core, is_cylinder)
+        gap, slope = signed_distance(p + d.times(t), d, core, is_cylinder)
         t = t + (gap / (-slope).clamp(min=1e-3)).clamp(min=0)
-    gap, _ = distance_along(p + d.times(t), d, core, is_cylinder)
-    meets = (first < last) & (first > 0) & (t <= last) & (gap < 2e-3)
-    return torch.where(meets, t, torch.inf)
+    gap, _ = signed_distance(p + d.times(t), d, core, is_cylinder)
+    is_hit = (first < last) & (first > 0) & (t <= last) & (gap < 2e-3)
+    return torch.where(is_hit, t, torch.inf)
 
 
-def _between(p: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+def _slab(p: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
     step = 1 / torch.where(d.abs() < 1e-9, 1e-9, d)
     near, far = (-1 - p) * step, (1 - p) * step
     return torch.minimum(near, far), torch.maximum(near, far)
 
 
-def normal(bodies: Bodies, which: Tensor, point: Vec) -> Vec:
-    """The outward normal at a point of a body's surface: away from the core's nearest point."""
-    p = into_body(point - pick(bodies.center, which), bodies, which)
-    core, is_cylinder = at(bodies.core, which), at(bodies.is_cylinder, which)
+def surface_normal(bodies: Bodies, which: Tensor, point: Vec) -> Vec:
+    """Outward normal at a point of a body's surface: away from the nearest point of the core."""
+    p = to_object_space(point - take_vec(bodies.center, which), bodies, which)
+    core, is_cylinder = take(bodies.core, which), take(bodies.is_cylinder, which)
     x, y, z = (k.sign() * (k.abs() - core).clamp(min=0) for k in (p.x, p.y, p.z))
     planar = (p.x * p.x + p.y * p.y).clamp(min=1e-12).sqrt()
     side = (1 - core / planar).clamp(min=0)
     x, y = torch.where(is_cylinder, p.x * side, x), torch.where(is_cylinder, p.y * side, y)
-    cos, sin = at(bodies.cos, which), at(bodies.sin, which)
-    return unit(Vec(cos * x - sin * y, sin * x + cos * y, z))
+    cos, sin = take(bodies.cos, which), take(bodies.sin, which)
+    return normalize(Vec(cos * x - sin * y, sin * x + cos * y, z))
 
 
-def clearance(bodies: Bodies, which: Tensor, origin: Vec, direction: Vec) -> tuple[Tensor, Tensor]:
-    """How closely a ray passes a body (negative: through it), and how far along the ray that is."""
-    offset = pick(bodies.center, which) - origin
-    p, d = into_body(offset.times(-1.0), bodies, which), into_body(direction, bodies, which)
-    core, is_cylinder = at(bodies.core, which), at(bodies.is_cylinder, which)
-    middle, reach = dot(offset, direction), at(bodies.reach, which)
-    low, high = (middle - reach).clamp(min=0), (middle + reach).clamp(min=0)
-    steepest = 1 / at(bodies.radius, which)
+def closest_approach(
+    bodies: Bodies, which: Tensor, origin: Vec, direction: Vec
+) -> tuple[Tensor, Tensor]:
+    """Smallest signed distance of a ray to a body, and the position along the ray where it is."""
+    offset = take_vec(bodies.center, which) - origin
+    p = to_object_space(offset.times(-1.0), bodies, which)
+    d = to_object_space(direction, bodies, which)
+    core, is_cylinder = take(bodies.core, which), take(bodies.is_cylinder, which)
+    middle, bound = dot(offset, direction), take(bodies.bounding_radius, which)
+    low, high = (middle - bound).clamp(min=0), (middle + bound).clamp(min=0)
+    steepest = 1 / take(bodies.radius, which)
     falls, rises = -steepest, steepest  # the slopes at low and high
     for _ in range(BISECTIONS):
         t = (low + high) / 2
-        _, slope = distance_along(p + d.times(t), d, core, is_cylinder)
+        _, slope = signed_distance(p + d.times(t), d, core, is_cylinder)
         falling = slope < 0
         low, high = torch.where(falling, t, low), torch.where(falling, high, t)
         falls, rises = torch.where(falling, slope, falls), torch.where(falling, rises, slope)
-    # Where the slope would be zero if it grew evenly: halving alone would leave ripples.
+    # Interpolate to where the slope is zero: bisection alone would leave ripples in penumbras.
     t = low - falls * (high - low) / (rises - falls).clamp(min=1e-6)
-    gap, _ = distance_along(p + d.times(t), d, core, is_cylinder)
-    return gap * at(bodies.radius, which), t
+    gap, _ = signed_distance(p + d.times(t), d, core, is_cylinder)
+    return gap * take(bodies.radius, which), t
 
 
-def passes_near(
-    bodies: Bodies, which: Tensor, slack: Tensor | float, origin: Vec, direction: Vec
+def near_sphere(
+    bodies: Bodies, which: Tensor, margin: Tensor | float, origin: Vec, direction: Vec
 ) -> Tensor:
-    """Whether a ray touches a body's bounding sphere, `slack` added to its radius."""
-    offset = pick(bodies.center, which) - origin
+    """Whether a ray hits a body's bounding sphere, enlarged by `margin`."""
+    offset = take_vec(bodies.center, which) - origin
     along = dot(offset, direction)
-    reach = at(bodies.reach, which) + slack
-    return (dot(offset, offset) - along * along < reach * reach) & (along > -reach)
+    bound = take(bodies.bounding_radius, which) + margin
+    return (dot(offset, offset) - along * along < bound * bound) & (along > -bound)
 
 
 # --- lists of pairs --------------------------------------------------------------------------
 
 
-def spread(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """[2, 0, 3] → owners [0, 0, 2, 2, 2] and, within each owner, 0, 1, 0, 1, 2."""
+def expand_counts(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Counts [2, 0, 3] → owners [0, 0, 2, 2, 2] and ranks within each owner [0, 1, 0, 1, 2]."""
     owner = torch.repeat_interleave(counts)
     return owner, _rank(counts.cumsum(0) - counts, owner)
 
@@ -181,8 +186,8 @@ def _rank(start: Tensor, owner: Tensor) -> Tensor:
     return torch.arange(owner.shape[0], device=owner.device) - start.index_select(0, owner)
 
 
-def cells(low: Tensor, high: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """The grid cells of rectangles: (2, n) corners → (rectangle, column, row) of every cell."""
+def rasterize(low: Tensor, high: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Cells covered by rectangles: (2, n) corners → (rectangle, column, row) of every cell."""
     limit = torch.tensor(size, device=low.device)[:, None]
     first = torch.minimum(low.clamp(min=0), limit).floor().long().contiguous()
     last = torch.minimum(high.clamp(min=0), limit).ceil().long()
@@ -201,65 +206,66 @@ def _cell(first: Tensor, columns: Tensor, start: Tensor, owner: Tensor) -> tuple
     return left + k - row * stride, top + row
 
 
-class Neighbours(NamedTuple):
-    """Every two bodies of a scene, both ways, in order of body."""
+class Neighbors(NamedTuple):
+    """All ordered pairs of bodies in the same scene, sorted by body."""
 
     body: Tensor  # (p,)
     other: Tensor  # (p,)
-    crowd: Tensor  # (m,) how many others a body has
-    first: Tensor  # (m,) where they begin
+    num_others: Tensor  # (m,) number of pairs of a body
+    first: Tensor  # (m,) index of the first pair of a body
 
 
-def neighbours(bodies: Bodies) -> Neighbours:
+def find_neighbors(bodies: Bodies) -> Neighbors:
+    """List the pairs of bodies in the same scene."""
     count = torch.bincount(bodies.scene)
     start = count.cumsum(0) - count
-    crowd = count[bodies.scene] - 1
-    body, k = spread(crowd)
+    num_others = count[bodies.scene] - 1
+    body, k = expand_counts(num_others)
     other = start[bodies.scene[body]] + k
-    return Neighbours(body, other + (other >= body), crowd, crowd.cumsum(0) - crowd)
+    return Neighbors(body, other + (other >= body), num_others, num_others.cumsum(0) - num_others)
 
 
 @fused
-def _key(t: Tensor) -> Tensor:
+def _sort_key(t: Tensor) -> Tensor:
     return (t.view(torch.int32).long() << 32) | torch.arange(t.shape[0], device=t.device)
 
 
-def nearest(t: Tensor, ray: Tensor, rays: int) -> tuple[Tensor, Tensor]:
-    """Of the pairs of each ray, the one with the smallest t: (ray, pair) of every ray that hits.
+def nearest_hits(t: Tensor, ray: Tensor, rays: int) -> tuple[Tensor, Tensor]:
+    """The pair with the smallest t of each ray: (ray, pair) of every ray that hits something.
 
-    Distance and pair number share one 64-bit key, so the minimum is exact and has no ties.
+    Distance and index of a pair share one 64-bit key, so the minimum is exact and has no ties.
     """
     best = torch.full((rays,), torch.iinfo(torch.int64).max, device=t.device)
-    best.scatter_reduce_(0, ray, _key(t), "amin")
+    best.scatter_reduce_(0, ray, _sort_key(t), "amin")
     infinite = 0x7F800000 << 32
     hit = torch.nonzero(best < infinite)[:, 0]
     return hit, best.index_select(0, hit) & 0xFFFFFFFF
 
 
-def box_corners(bodies: Bodies, slack: float = 0.0) -> Vec:
-    """The 8 corners of each body's bounding box, (8, m), grown by `slack` but not downwards."""
+def box_corners(bodies: Bodies, margin: float = 0.0) -> Vec:
+    """The 8 corners of each body's bounding box, (8, m), grown by `margin` but not downwards."""
     signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).T.to(bodies.radius.device)
-    x, y, z = (sign[:, None] * (bodies.radius + slack) for sign in signs)
+    x, y, z = (sign[:, None] * (bodies.radius + margin) for sign in signs)
     center = Vec(*bodies.center)
     corners = Vec(bodies.cos * x - bodies.sin * y, bodies.sin * x + bodies.cos * y, z) + center
     return Vec(corners.x, corners.y, corners.z.clamp(min=0))
 
 
-def screen_pairs(
+def pixel_candidates(
     bodies: Bodies, cameras: Cameras, width: int, height: int
 ) -> tuple[Tensor, Tensor]:
-    """Which pixels can show which body: (pixel, body), pixels numbered through all scenes."""
+    """(pixel, body) pairs in which the pixel may show the body; pixels count over all scenes."""
     low, high = _screen_bounds(bodies, cameras, width, height, bodies.scene)
-    body, x, y = cells(low, high, (width, height))
-    return (at(bodies.scene, body) * height + y) * width + x, body
+    body, x, y = rasterize(low, high, (width, height))
+    return (take(bodies.scene, body) * height + y) * width + x, body
 
 
 @fused
 def _screen_bounds(
     bodies: Bodies, cameras: Cameras, width: int, height: int, scene: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(2, m): the rectangles of pixels that hold the bodies, and a pixel around."""
-    origin, right, up, forward = (pick(table, scene) for table in cameras)
+    """(2, m): low and high corners of the bodies' bounding rectangles, with a margin of a pixel."""
+    origin, right, up, forward = (take_vec(table, scene) for table in cameras)
     offset = box_corners(bodies) - origin
     depth = dot(offset, forward).clamp(min=1e-3)
     across = dot(offset, right) / dot(right, right) / depth  # −1 … 1 over the frame

@@ -1,8 +1,9 @@
-"""What surfaces send to an eye: the ground and its cove, rubber, and metal that mirrors them.
+"""Shading: the radiance of ground and cove, of rubber, and of metal, which reflects them.
 
-Materials are the release's: rubber is paint under a weak gloss; metal is tinted gloss alone,
-60% of it a mirror and 40% brushed around the body's axis. What the release's path tracer finds by
-many bounces is here a handful of measured constants: they were fitted to 32 original images.
+Materials are the release's: rubber is diffuse under a weak gloss; metal is tinted gloss alone, 60%
+of it a perfect mirror and 40% brushed (anisotropic) around the body's axis. Indirect light, which
+the release's path tracer finds by many bounces, is a few constants here, fitted to 32 original
+images.
 """
 
 from __future__ import annotations
@@ -17,140 +18,142 @@ from torch import Tensor
 from macnet.clevr.fuse import fused
 from macnet.clevr.light import (
     MAP_HALF,
-    Lights,
+    Lighting,
     body_shadows,
-    look_up,
-    on_ground,
-    pack_lights,
-    reach,
-    tinted,
+    build_lighting,
+    ground_irradiance,
+    incident_light,
+    sample_maps,
+    sum_colored,
 )
 from macnet.clevr.scene import COLORS, DIRECTIONS, MATERIALS
+from macnet.clevr.scene_array import object_mask
 from macnet.clevr.shapes import (
     Bodies,
-    Neighbours,
-    cells,
-    enter,
-    nearest,
-    neighbours,
-    normal,
-    passes_near,
-    spread,
+    Neighbors,
+    expand_counts,
+    find_neighbors,
+    intersect,
+    near_sphere,
+    nearest_hits,
+    rasterize,
+    surface_normal,
 )
-from macnet.clevr.table import occupied
-from macnet.clevr.vector import Vec, at, cross, dot, pick, unit, where
+from macnet.clevr.vector import Vec, cross, dot, normalize, take, take_vec, where
 
-# As linear light: the release hands Blender the display values unconverted.
-PAINT = {
+# Linear RGB: the release passes the sRGB values to Blender unconverted.
+OBJECT_RGB = {
     "gray": (87, 87, 87), "red": (173, 35, 35), "blue": (42, 75, 215), "green": (29, 105, 20),
     "brown": (129, 74, 25), "purple": (129, 38, 192), "cyan": (41, 208, 208),
     "yellow": (255, 238, 51),
 }  # fmt: skip
-_PAINTS = np.array([PAINT[color] for color in COLORS], np.float32) / np.float32(255)
+_ALBEDO = np.array([OBJECT_RGB[color] for color in COLORS], np.float32) / np.float32(255)
 GROUND_ALBEDO = 0.8
 
-# The ground bends up into a cove that faces +x and ends at 45° of elevation; above it is black.
+# The ground bends up into a cove that faces +x and ends at 45° elevation; above it, all is black.
 COVE = (-0.95, 0.31)
 COVE_RADIANCE = 0.10
-# Light from the cove: on the ground it grows towards the bend; bodies take it from behind and up.
+# Light from the cove: on the ground it grows towards the bend; bodies get it from behind and above.
 COVE_ON_GROUND, COVE_AT_BEND, BEND, BEND_WIDTH = 0.0143, 0.0265, 8.0, 3.0
 COVE_ON_BODIES = 0.075
-BODY_GLOW = 0.4  # how bright a white body is, seen from the ground beside it
-GLOW_PLACES = 128  # to a side of the map that keeps it
+BLEED_STRENGTH = 0.4  # radiosity of a white body, as seen from the ground beside it
+BLEED_SIZE = 128  # texels per side of the color bleeding map
 
 RUBBER_ROUGHNESS = 0.35
 RUBBER_GLOSS = 0.8
-BRUSHED = 0.4  # share of a metal's gloss
-ALONG, ACROSS = 0.2 * 0.88, 0.2 / 0.88  # its roughness around the body's axis, and across
-SPOT = 0.04  # roughness at which the mirror shows a lamp: the lamp's own width, and a pixel's
+BRUSHED = 0.4  # the brushed share of a metal's gloss
+ALPHA_ALONG, ALPHA_ACROSS = 0.2 * 0.88, 0.2 / 0.88  # GGX roughness around the axis, and across
+ALPHA_MIRROR = 0.04  # roughness of a light's mirror image: the width of the light and of a pixel
 
 
-class Stage(NamedTuple):
-    """Many scenes, ready to be looked at."""
+class SceneBatch(NamedTuple):
+    """Everything that shading needs to know about many scenes."""
 
     bodies: Bodies
-    others: Neighbours
-    lights: Lights
+    neighbors: Neighbors
+    lighting: Lighting
     color: Tensor  # (3, m)
     is_metal: Tensor  # (m,)
-    glow: Tensor  # (3, s, r, r): what places on the ground receive from the bodies around
+    bleed: Tensor  # (3, s, r, r): light that bodies reflect onto the ground (color bleeding)
 
 
 class Hits(NamedTuple):
-    """Where rays met bodies."""
+    """Where rays hit bodies."""
 
     body: Tensor  # (n,)
     point: Tensor  # (3, n)
-    direction: Tensor  # (3, n) in which the ray came
+    direction: Tensor  # (3, n) of the incoming ray
 
 
 class Rays(NamedTuple):
-    """Rays that leave bodies."""
+    """Rays that start on the surface of bodies."""
 
     body: Tensor  # (n,)
     point: Tensor  # (3, n)
     direction: Tensor  # (3, n)
 
 
-def pack_stage(scenes: np.ndarray, bodies: Bodies, resolution: int) -> Stage:
-    _, paint, material, _ = scenes["kinds"][occupied(scenes)].T
+def build_batch(scenes: np.ndarray, bodies: Bodies, resolution: int) -> SceneBatch:
+    """Compute materials, lighting and color bleeding; `resolution` is the shadow map's."""
+    _, paint, material, _ = scenes["attributes"][object_mask(scenes)].T
     device = bodies.scene.device
-    color = torch.from_numpy(_PAINTS[paint].T.copy()).to(device)
+    color = torch.from_numpy(_ALBEDO[paint].T.copy()).to(device)
     is_metal = torch.from_numpy(material == MATERIALS.index("metal")).to(device)
-    others = neighbours(bodies)
-    lights = pack_lights(scenes, bodies, others, resolution)
-    glow = glow_map(bodies, color, len(scenes))
-    return Stage(bodies, others, lights, color, is_metal, glow)
+    neighbors = find_neighbors(bodies)
+    lighting = build_lighting(scenes, bodies, neighbors, resolution)
+    bleed = bleed_map(bodies, color, len(scenes))
+    return SceneBatch(bodies, neighbors, lighting, color, is_metal, bleed)
 
 
 # --- ground and cove -------------------------------------------------------------------------
 
 
-def ground(stage: Stage, scene: Tensor, origin: Vec, direction: Vec) -> Vec:
-    """The radiance of the ground along rays that go down."""
+def ground(batch: SceneBatch, scene: Tensor, origin: Vec, direction: Vec) -> Vec:
+    """Radiance of the ground along rays that point down."""
     far = origin.z / (-direction.z).clamp(min=1e-4)
     x, y = origin.x + far * direction.x, origin.y + far * direction.y
-    light = on_ground(stage.lights, stage.lights.shadows, scene, x, y)
-    glow = Vec(*look_up(stage.glow, scene, x, y))
+    light = ground_irradiance(batch.lighting, batch.lighting.shadows, scene, x, y)
+    bleed = Vec(*sample_maps(batch.bleed, scene, x, y))
     beyond = COVE[0] * x + COVE[1] * y
     cove = COVE_ON_GROUND + COVE_AT_BEND * torch.sigmoid((beyond - BEND) / BEND_WIDTH)
-    return (light + glow).times(GROUND_ALBEDO / math.pi) + Vec(cove, cove, cove)
+    return (light + bleed).times(GROUND_ALBEDO / math.pi) + Vec(cove, cove, cove)
 
 
-def glow_map(bodies: Bodies, color: Tensor, scenes: int) -> Tensor:
-    """The light that bodies throw on the ground beside them, each taken for a dim sphere."""
-    scale = GLOW_PLACES / (2 * MAP_HALF)
-    middle, reach = (bodies.center[:2] + MAP_HALF) * scale, 3 * bodies.radius * scale
-    body, column, row = cells(middle - reach, middle + reach, (GLOW_PLACES, GLOW_PLACES))
+def bleed_map(bodies: Bodies, color: Tensor, scenes: int) -> Tensor:
+    """Light that bodies reflect onto the ground around them, each treated as a dim sphere."""
+    scale = BLEED_SIZE / (2 * MAP_HALF)
+    middle, extent = (bodies.center[:2] + MAP_HALF) * scale, 3 * bodies.radius * scale
+    body, column, row = rasterize(middle - extent, middle + extent, (BLEED_SIZE, BLEED_SIZE))
     x, y = ((k + 0.5) / scale - MAP_HALF for k in (column, row))
-    center, radius = pick(bodies.center, body), at(bodies.radius, body)
+    center, radius = take_vec(bodies.center, body), take(bodies.radius, body)
     nearness = radius * ((x - center.x) ** 2 + (y - center.y) ** 2 + radius**2).rsqrt()
-    amount = pick(color, body).times(BODY_GLOW * (nearness**3 - 0.1**1.5).clamp(min=0))
-    place = (at(bodies.scene, body) * GLOW_PLACES + row) * GLOW_PLACES + column
-    glow = torch.zeros(3, scenes * GLOW_PLACES**2, device=color.device)
-    # The brightest of them, not their sum: a sum on CUDA would depend on the order of adding.
-    glow.scatter_reduce_(1, place.expand(3, -1), amount.stacked(), "amax")
-    return glow.view(3, scenes, GLOW_PLACES, GLOW_PLACES)
+    amount = take_vec(color, body).times(BLEED_STRENGTH * (nearness**3 - 0.1**1.5).clamp(min=0))
+    texel = (take(bodies.scene, body) * BLEED_SIZE + row) * BLEED_SIZE + column
+    bleed = torch.zeros(3, scenes * BLEED_SIZE**2, device=color.device)
+    # The maximum, not the sum: on CUDA, a sum would depend on the order of additions.
+    bleed.scatter_reduce_(1, texel.expand(3, -1), amount.stack(), "amax")
+    return bleed.view(3, scenes, BLEED_SIZE, BLEED_SIZE)
 
 
-def around(stage: Stage, scene: Tensor, origin: Vec, direction: Vec) -> Vec:
-    """The radiance of ground, cove and black sky along rays, bodies left out."""
+def environment(batch: SceneBatch, scene: Tensor, origin: Vec, direction: Vec) -> Vec:
+    """Radiance of ground, cove and black sky along rays, ignoring bodies."""
     toward_cove = COVE[0] * direction.x + COVE[1] * direction.y
     cove = COVE_RADIANCE * torch.sigmoid((toward_cove - direction.z) * 20)
-    down = ground(stage, scene, origin, direction)
+    down = ground(batch, scene, origin, direction)
     return where(direction.z < -0.02, down, Vec(cove, cove, cove))
 
 
 @fused
-def surroundings(stage: Stage, rays: Rays, body: Tensor) -> Tensor:
-    scene = at(stage.bodies.scene, body)
-    return around(stage, scene, Vec(*rays.point), Vec(*rays.direction)).stacked()
+def environment_along(batch: SceneBatch, rays: Rays, body: Tensor) -> Tensor:
+    """(3, n): radiance of the environment along rays that leave bodies."""
+    scene = take(batch.bodies.scene, body)
+    return environment(batch, scene, Vec(*rays.point), Vec(*rays.direction)).stack()
 
 
-def thrown_back(stage: Stage, scene: Tensor, n: Vec, point: Vec) -> Vec:
-    """The light that a body's surface receives from ground and cove."""
-    x, y = point.x + 0.6 * n.x, point.y + 0.6 * n.y  # about where it looks at the ground
-    light = on_ground(stage.lights, stage.lights.haze, scene, x, y)
+def indirect_light(batch: SceneBatch, scene: Tensor, n: Vec, point: Vec) -> Vec:
+    """Irradiance of a body's surface from ground and cove."""
+    x, y = point.x + 0.6 * n.x, point.y + 0.6 * n.y  # roughly the ground that it faces
+    light = ground_irradiance(batch.lighting, batch.lighting.blurred_shadows, scene, x, y)
     behind = DIRECTIONS["behind"]
     facing = 0.5 + 0.5 * (0.8 * (behind[0] * n.x + behind[1] * n.y) + 0.6 * n.z)
     cove = COVE_ON_BODIES * facing * facing
@@ -161,152 +164,155 @@ def thrown_back(stage: Stage, scene: Tensor, n: Vec, point: Vec) -> Vec:
 
 
 def fresnel(cos: Tensor, index: float) -> Tensor:
-    """The share of light that a clear coat of this refractive index mirrors."""
+    """Fresnel reflectance of a dielectric coat with this index of refraction."""
     g = (index * index - 1 + cos * cos).sqrt()
     a = (g - cos) / (g + cos)
     b = (cos * (g + cos) - 1) / (cos * (g - cos) + 1)
     return 0.5 * a * a * (1 + b * b)
 
 
-def mirrored(direction: Vec, n: Vec) -> Vec:
+def reflect(direction: Vec, n: Vec) -> Vec:
+    """Mirror a direction at the plane with normal n."""
     return direction - n.times(2 * dot(direction, n))
 
 
-def painted(color: Vec, light: Vec) -> Vec:
+def multiply(color: Vec, light: Vec) -> Vec:
+    """Multiply channel by channel."""
     return Vec(color.x * light.x, color.y * light.y, color.z * light.z)
 
 
 @fused
-def rubber(stage: Stage, hits: Hits, shadows: Tensor, k: Tensor) -> Tensor:
-    """(3, n): what rubber sends back along those of the rays that met it."""
+def shade_rubber(batch: SceneBatch, hits: Hits, shadows: Tensor, k: Tensor) -> Tensor:
+    """(3, n): radiance of rubber towards the viewer, at the hits with index k."""
     body = hits.body.index_select(0, k)
-    point, direction = pick(hits.point, k), pick(hits.direction, k)
-    scene = at(stage.bodies.scene, body)
-    n = normal(stage.bodies, body, point)
+    point, direction = take_vec(hits.point, k), take_vec(hits.direction, k)
+    scene = take(batch.bodies.scene, body)
+    n = surface_normal(batch.bodies, body, point)
     cos = (-dot(direction, n)).clamp(min=0.05)
     soft, gloss = [], []
     for light in range(4):
-        to_light, full = reach(stage.lights.lamps, light, scene, point)
+        to_light, full = incident_light(batch.lighting.lights, light, scene, point)
         full = full * (1 - shadows[light].index_select(0, k))
         facing = dot(to_light, n).clamp(min=0)
         soft.append(full * facing)
-        cos_h = dot(unit(to_light - direction), n).clamp(min=1e-3)
+        cos_h = dot(normalize(to_light - direction), n).clamp(min=1e-3)
         square, rough = cos_h * cos_h, RUBBER_ROUGHNESS**2
         beckmann = torch.exp((1 - 1 / square) / rough) / (math.pi * rough * square * square)
         gloss.append(full * (facing > 0) * beckmann / (4 * cos))
     coat, sheen = fresnel(cos, 1.2), fresnel(cos, 1.4)
-    received = tinted(soft) + thrown_back(stage, scene, n, point)
-    seen = tinted(gloss) + around(stage, scene, point, mirrored(direction, n))
-    paint = painted(pick(stage.color, body), received)
+    received = sum_colored(soft) + indirect_light(batch, scene, n, point)
+    seen = sum_colored(gloss) + environment(batch, scene, point, reflect(direction, n))
+    paint = multiply(take_vec(batch.color, body), received)
     paint = paint.times((1 - 0.5 * sheen) * (1 - coat) / math.pi)
-    return (paint + seen.times(RUBBER_GLOSS * coat)).stacked()
+    return (paint + seen.times(RUBBER_GLOSS * coat)).stack()
 
 
-def brush(bodies: Bodies, body: Tensor, point: Vec) -> tuple[Vec, Vec, Vec]:
-    """The frame of a brushed surface: its normal, and the directions along and across the brush."""
-    n = normal(bodies, body, point)
-    radial = point - pick(bodies.center, body)
+def brushed_frame(bodies: Bodies, body: Tensor, point: Vec) -> tuple[Vec, Vec, Vec]:
+    """Tangent frame of a brushed surface: normal, direction along the brushing, and across it."""
+    n = surface_normal(bodies, body, point)
+    radial = point - take_vec(bodies.center, body)
     turning = Vec(-radial.y, radial.x, torch.zeros_like(radial.x))
-    along = unit(turning - n.times(dot(turning, n)))
+    along = normalize(turning - n.times(dot(turning, n)))
     return n, along, cross(n, along)
 
 
 @fused
-def lamps_in_metal(stage: Stage, hits: Hits, shadows: Tensor, k: Tensor) -> Tensor:
-    """(3, n): the lights as seen in a metal body, brushed and mirrored."""
+def metal_highlights(batch: SceneBatch, hits: Hits, shadows: Tensor, k: Tensor) -> Tensor:
+    """(3, n): highlights of the lights in metal, at the hits with index k, before its tint."""
     body = hits.body.index_select(0, k)
-    point, direction = pick(hits.point, k), pick(hits.direction, k)
-    scene = at(stage.bodies.scene, body)
-    n, along, across = brush(stage.bodies, body, point)
+    point, direction = take_vec(hits.point, k), take_vec(hits.direction, k)
+    scene = take(batch.bodies.scene, body)
+    n, along, across = brushed_frame(batch.bodies, body, point)
     cos = (-dot(direction, n)).clamp(min=0.05)
     amounts = []
     for light in range(4):
-        to_light, full = reach(stage.lights.lamps, light, scene, point)
+        to_light, full = incident_light(batch.lighting.lights, light, scene, point)
         full = full * (1 - shadows[light].index_select(0, k))
-        half = unit(to_light - direction)
+        half = normalize(to_light - direction)
         h, a, c = dot(half, n).clamp(min=1e-3), dot(half, along), dot(half, across)
-        width = (a / ALONG) ** 2 + (c / ACROSS) ** 2 + h * h
-        brushed = 1 / (math.pi * ALONG * ACROSS * width * width)
-        spot = torch.exp((1 - 1 / (h * h)) / SPOT**2) / (math.pi * SPOT**2)
+        width = (a / ALPHA_ALONG) ** 2 + (c / ALPHA_ACROSS) ** 2 + h * h
+        brushed = 1 / (math.pi * ALPHA_ALONG * ALPHA_ACROSS * width * width)
+        spot = torch.exp((1 - 1 / (h * h)) / ALPHA_MIRROR**2) / (math.pi * ALPHA_MIRROR**2)
         lobes = BRUSHED * brushed + (1 - BRUSHED) * spot
         amounts.append(full * (dot(to_light, n) > 0) * lobes / (4 * cos))
-    return tinted(amounts).stacked()
+    return sum_colored(amounts).stack()
 
 
 @fused
-def reflected(bodies: Bodies, hits: Hits, brushed_rays: int, k: Tensor) -> tuple[Rays, Rays]:
-    """Where metal bodies send rays: mirrored (n of them), and scattered by the brush (n · many).
+def reflection_rays(bodies: Bodies, hits: Hits, brushed_rays: int, k: Tensor) -> tuple[Rays, Rays]:
+    """Reflection rays of metal: n mirrored ones, and n · brushed_rays scattered by the brushing.
 
-    The scattered rays are spread alike in every pixel: their surroundings are smooth, so that a
-    pattern does better than noise.
+    The scattered rays form the same pattern in every pixel: the environment is smooth, so a fixed
+    pattern looks better than noise.
     """
     body = hits.body.index_select(0, k)
-    point, direction = pick(hits.point, k), pick(hits.direction, k)
-    n, along, across = brush(bodies, body, point)
-    mirror = mirrored(direction, n)
+    point, direction = take_vec(hits.point, k), take_vec(hits.direction, k)
+    n, along, across = brushed_frame(bodies, body, point)
+    mirror = reflect(direction, n)
     rays = []
     for i in range(brushed_rays):
         u, turn = 0.9 * (i + 0.5) / brushed_rays, 2 * math.pi * 0.618 * i
         tangent = math.sqrt(u / (1 - u))
-        a, c = tangent * ALONG * math.cos(turn), tangent * ACROSS * math.sin(turn)
-        ray = mirrored(direction, unit(n + along.times(a) + across.times(c)))
-        rays.append(where(dot(ray, n) > 0, ray, mirror).stacked())
-    origin = point.stacked()
+        a, c = tangent * ALPHA_ALONG * math.cos(turn), tangent * ALPHA_ACROSS * math.sin(turn)
+        ray = reflect(direction, normalize(n + along.times(a) + across.times(c)))
+        rays.append(where(dot(ray, n) > 0, ray, mirror).stack())
+    origin = point.stack()
     many = body.repeat(brushed_rays), origin.repeat(1, brushed_rays), torch.cat(rays, dim=1)
-    return Rays(body, origin, mirror.stacked()), Rays(*many)
+    return Rays(body, origin, mirror.stack()), Rays(*many)
 
 
 @fused
-def _come_close(bodies: Bodies, others: Neighbours, rays: Rays, ray: Tensor, k: Tensor) -> Tensor:
+def _is_near(bodies: Bodies, neighbors: Neighbors, rays: Rays, ray: Tensor, k: Tensor) -> Tensor:
     body = rays.body.index_select(0, ray)
-    other = others.other.index_select(0, others.first.index_select(0, body) + k)
-    return passes_near(bodies, other, 0.0, pick(rays.point, ray), pick(rays.direction, ray))
+    other = neighbors.other.index_select(0, neighbors.first.index_select(0, body) + k)
+    return near_sphere(bodies, other, 0.0, take_vec(rays.point, ray), take_vec(rays.direction, ray))
 
 
 @fused
-def _meet(
-    bodies: Bodies, others: Neighbours, rays: Rays, ray: Tensor, k: Tensor, close: Tensor
+def _intersect_neighbors(
+    bodies: Bodies, neighbors: Neighbors, rays: Rays, ray: Tensor, k: Tensor, close: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     ray, k = ray.index_select(0, close), k.index_select(0, close)
     body = rays.body.index_select(0, ray)
-    other = others.other.index_select(0, others.first.index_select(0, body) + k)
-    return ray, other, enter(bodies, other, pick(rays.point, ray), pick(rays.direction, ray))
+    other = neighbors.other.index_select(0, neighbors.first.index_select(0, body) + k)
+    t = intersect(bodies, other, take_vec(rays.point, ray), take_vec(rays.direction, ray))
+    return ray, other, t
 
 
-def met_by(stage: Stage, rays: Rays) -> tuple[Tensor, Hits]:
-    """Which rays that leave bodies meet other bodies: (ray, where)."""
-    bodies, others = stage.bodies, stage.others
-    ray, k = spread(others.crowd.index_select(0, rays.body))
-    close = torch.nonzero(_come_close(bodies, others, rays, ray, k))[:, 0]
-    ray, other, t = _meet(bodies, others, rays, ray, k, close)
-    met, pair = nearest(t, ray, len(rays.body))
-    _, point, direction = (column.index_select(-1, met) for column in rays)
-    return met, Hits(other[pair], point + t[pair] * direction, direction)
+def hit_neighbors(batch: SceneBatch, rays: Rays) -> tuple[Tensor, Hits]:
+    """Intersect rays that leave bodies with the other bodies: (ray, hit) of those that hit one."""
+    bodies, neighbors = batch.bodies, batch.neighbors
+    ray, k = expand_counts(neighbors.num_others.index_select(0, rays.body))
+    close = torch.nonzero(_is_near(bodies, neighbors, rays, ray, k))[:, 0]
+    ray, other, t = _intersect_neighbors(bodies, neighbors, rays, ray, k, close)
+    hit, pair = nearest_hits(t, ray, len(rays.body))
+    _, point, direction = (column.index_select(-1, hit) for column in rays)
+    return hit, Hits(other[pair], point + t[pair] * direction, direction)
 
 
-def view(stage: Stage, rays: Rays, bounces: int) -> Tensor:
-    """(3, n): what bodies see along rays that leave them; with bounces left, other bodies too."""
-    seen = surroundings(stage, rays, rays.body)
+def reflected_light(batch: SceneBatch, rays: Rays, bounces: int) -> Tensor:
+    """(3, n): radiance along rays that leave bodies; other bodies are seen only if bounces > 0."""
+    seen = environment_along(batch, rays, rays.body)
     if bounces > 0:
-        met, hits = met_by(stage, rays)
-        # Cut at white: a lamp in a mirror in a mirror would only sparkle.
-        seen[:, met] = shine(stage, hits, bounces - 1, brushed_rays=1).clamp(max=1)
+        hit, hits = hit_neighbors(batch, rays)
+        # Clamped: a lamp reflected twice would only make fireflies.
+        seen[:, hit] = shade(batch, hits, bounces - 1, brushed_rays=1).clamp(max=1)
     return seen
 
 
-def shine(stage: Stage, hits: Hits, bounces: int, brushed_rays: int) -> Tensor:
-    """(3, n): the radiance that bodies send back along the rays that met them."""
-    shadows = body_shadows(stage.bodies, stage.lights, hits.body, hits.point)
-    is_metal = stage.is_metal.index_select(0, hits.body)
+def shade(batch: SceneBatch, hits: Hits, bounces: int, brushed_rays: int) -> Tensor:
+    """(3, n): radiance of bodies at hits, towards the viewer."""
+    shadows = body_shadows(batch.bodies, batch.lighting, hits.body, hits.point)
+    is_metal = batch.is_metal.index_select(0, hits.body)
     radiance = torch.empty_like(hits.point)
 
     k = torch.nonzero(~is_metal)[:, 0]
-    radiance[:, k] = rubber(stage, hits, shadows, k)
+    radiance[:, k] = shade_rubber(batch, hits, shadows, k)
 
     k = torch.nonzero(is_metal)[:, 0]
-    mirror, scattered = reflected(stage.bodies, hits, brushed_rays, k)
-    gloss = lamps_in_metal(stage, hits, shadows, k)
-    gloss += (1 - BRUSHED) * view(stage, mirror, bounces)
-    blurred = view(stage, scattered, bounces - 1).view(3, brushed_rays, len(k)).mean(1)
-    radiance[:, k] = stage.color.index_select(1, mirror.body) * (gloss + BRUSHED * blurred)
+    mirror, scattered = reflection_rays(batch.bodies, hits, brushed_rays, k)
+    gloss = metal_highlights(batch, hits, shadows, k)
+    gloss += (1 - BRUSHED) * reflected_light(batch, mirror, bounces)
+    blurred = reflected_light(batch, scattered, bounces - 1).view(3, brushed_rays, len(k)).mean(1)
+    radiance[:, k] = batch.color.index_select(1, mirror.body) * (gloss + BRUSHED * blurred)
     return radiance

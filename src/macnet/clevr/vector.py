@@ -1,7 +1,7 @@
-"""Vectors of tensors: three coordinates, each a tensor of n values.
+"""3D vectors whose coordinates are separate tensors of n values each.
 
-Kept apart rather than stacked, so that a compiler can fuse whole formulas into one kernel; tables
-of vectors are (3, n) tensors, of which `pick` takes columns.
+They are not stacked, so that a compiler can fuse whole formulas into one kernel. Tables of vectors
+are (3, n) tensors.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from torch import Tensor
 
 
 class Vec:
+    """n vectors: three tensors of shape (n,), or of any shapes that broadcast."""
+
     __slots__ = ("x", "y", "z")
 
     def __init__(self, x: Tensor, y: Tensor, z: Tensor) -> None:
@@ -22,39 +24,41 @@ class Vec:
     def __sub__(self, other: Vec) -> Vec:
         return Vec(self.x - other.x, self.y - other.y, self.z - other.z)
 
-    def times(self, factor: Tensor | float) -> Vec:  # `*` with a tensor would not compile
+    def times(self, factor: Tensor | float) -> Vec:
+        """Multiply by scalars. (`*` with a tensor would not compile.)"""
         return Vec(self.x * factor, self.y * factor, self.z * factor)
 
-    def stacked(self) -> Tensor:
-        """(3, n)."""
+    def stack(self) -> Tensor:
+        """The vectors as one tensor, (3, n)."""
         return torch.stack([self.x, self.y, self.z])
 
 
 def dot(a: Vec, b: Vec) -> Tensor:
+    """Dot products."""
     return a.x * b.x + a.y * b.y + a.z * b.z
 
 
 def cross(a: Vec, b: Vec) -> Vec:
+    """Cross products."""
     return Vec(a.y * b.z - a.z * b.y, a.z * b.x - a.x * b.z, a.x * b.y - a.y * b.x)
 
 
-def unit(v: Vec) -> Vec:
+def normalize(v: Vec) -> Vec:
+    """Unit vectors in the same directions."""
     return v.times(dot(v, v).clamp(min=1e-12).rsqrt())
 
 
 def where(condition: Tensor, a: Vec, b: Vec) -> Vec:
-    pairs = (a.x, b.x), (a.y, b.y), (a.z, b.z)
-    return Vec(*(torch.where(condition, p, q) for p, q in pairs))
+    """`torch.where` for vectors."""
+    return Vec(*(torch.where(condition, p, q) for p, q in ((a.x, b.x), (a.y, b.y), (a.z, b.z))))
 
 
-def at(row: Tensor, index: Tensor) -> Tensor:
-    """A row's values at an index; a single value is left to broadcast.
-
-    (On a CPU, `index_select` is several times faster than square brackets.)
-    """
+def take(row: Tensor, index: Tensor) -> Tensor:
+    """row[index], (n,); a row of one value is returned as it is, to broadcast."""
+    # On a CPU, `index_select` is several times faster than square brackets.
     return row if row.shape[0] == 1 else row.index_select(0, index)
 
 
-def pick(table: Tensor, index: Tensor) -> Vec:
-    """Columns of a table of vectors."""
-    return Vec(*(at(row, index) for row in table))
+def take_vec(table: Tensor, index: Tensor) -> Vec:
+    """table[:, index] as vectors, of a (3, m) table."""
+    return Vec(*(take(row, index) for row in table))

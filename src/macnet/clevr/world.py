@@ -1,8 +1,8 @@
-"""A world as a function of its seed: which scenes it holds, what is asked about them.
+"""A generated world as a function of its seed: its scenes, images and questions.
 
-Scene i of a split comes from a generator seeded with "seed/split/scene/i", the questions of its
-block b of 250 images from "seed/split/questions/b": nothing else decides, so any part of a world
-can be made alone, anywhere, in any order. `Stream` is the same world without an end, for training:
+Scene i of a split is sampled from a generator seeded with "seed/split/scene/i", the questions of
+its block b of 250 images from one with "seed/split/questions/b". So any part of a world can be
+generated alone and in any order. `Stream` generates blocks without an end, for training:
 
     if __name__ == "__main__":  # workers are spawned, and import this file again
         with Stream(World(seed=1, width=224, height=224), device="cuda", workers=15) as stream:
@@ -24,25 +24,25 @@ from typing import Any, NamedTuple, Self, get_args
 import numpy as np
 import torch
 
-from macnet.clevr.questions import BLOCK, FAMILIES, Asker, Question
-from macnet.clevr.render import QUALITIES, all_visible, refuse_huge, render
+from macnet.clevr.questions import IMAGES_PER_BLOCK, NUM_FAMILIES, Question, QuestionGenerator
+from macnet.clevr.render import all_visible, check_image_size, check_quality, render
 from macnet.clevr.scene import Condition, Scene, sample_scenes
-from macnet.clevr.table import SCENE, tabulate, to_scenes
+from macnet.clevr.scene_array import SCENE_DTYPE, array_to_scenes, scenes_to_array
 from macnet.errors import InputError
 from macnet.workers import pool
 
-MIN_WIDTH, MIN_HEIGHT = 24, 16  # smaller, and hardly any scene would count as visible
+MIN_SIZE = (24, 16)  # in smaller images, hardly any scene would pass the test of visibility
 
-# Blocks that are drawn together. A picture is promised to be the same only in the same company,
-# so this is no setting; a GPU has more to do at once, and a CPU should not let one wait.
-COMPANY = {"cpu": 1, "cuda": 4}
-# Blocks in the making, to a worker: enough that none waits while the device draws.
+# Blocks that are rendered together. Images are reproducible only in the same group, so this is not
+# a setting; a GPU should have more to do at once, and a CPU should not delay the first block.
+BLOCKS_PER_RENDER = {"cpu": 1, "cuda": 4}
+# Pending blocks per worker: enough that none is idle while the device renders.
 BLOCKS_AHEAD = 4
 
 
 @dataclass(frozen=True)
 class World:
-    """All that decides what a world holds: equal worlds are equal to the byte (on one device)."""
+    """The settings of a generated world, which determine every byte of it (on a given device)."""
 
     seed: int
     condition: Condition | None = None
@@ -52,32 +52,25 @@ class World:
     questions_per_image: int = 10
 
     def __post_init__(self) -> None:
-        if self.width < MIN_WIDTH or self.height < MIN_HEIGHT:
+        check_image_size(self.width, self.height, smallest=MIN_SIZE)
+        check_quality(self.quality)
+        if not 1 <= self.questions_per_image <= NUM_FAMILIES:
             raise InputError(
-                f"--size is {self.width}x{self.height}; it must be at least "
-                f"{MIN_WIDTH}x{MIN_HEIGHT}, or far objects fall between the pixels"
+                f"`questions_per_image` is {self.questions_per_image}; it must lie between 1 and "
+                f"{NUM_FAMILIES}, because each question of an image is of a different family"
             )
-        refuse_huge(self.width, self.height)
-        if not 1 <= self.questions_per_image <= FAMILIES:
-            raise InputError(
-                f"--questions-per-image is {self.questions_per_image}; it must lie between 1 and "
-                f"{FAMILIES}, for each question of an image comes from a different family"
-            )
-        if self.quality not in QUALITIES:
-            known = ", ".join(QUALITIES)
-            raise InputError(f"--quality is {self.quality!r}; it must be one of {known}")
         if self.condition not in (None, *get_args(Condition)):
-            raise InputError(f"--condition is {self.condition!r}; it must be A or B")
+            raise InputError(f"`condition` is {self.condition!r}; it must be A or B")
 
-    def named(self, split: str) -> str:
-        """A split as the release names it: CoGenT's carry their condition ("trainA")."""
+    def split_name(self, split: str) -> str:
+        """Released name of a split: in CoGenT, with the condition ("trainA")."""
         return split + (self.condition or "")
 
 
-# --- the pure functions ----------------------------------------------------------------------
+# --- parts of a world ------------------------------------------------------------------------
 
 
-def make_scenes(
+def generate_scenes(
     world: World, split: str, indices: Sequence[int], device: torch.device | str
 ) -> list[Scene]:
     """The scenes of a split with these indices."""
@@ -88,50 +81,51 @@ def make_scenes(
     )
 
 
-def make_questions(
+def generate_questions(
     world: World, split: str, block: int, scenes: Sequence[Scene]
 ) -> list[list[Question]]:
-    """What is asked about a block's scenes, which must be all of them from its first on."""
-    asker = Asker(random.Random(f"{world.seed}/{world.named(split)}/questions/{block}"))
-    return [asker.ask(scene, world.questions_per_image) for scene in scenes]
+    """The questions about each scene of a block; its first scene must come first."""
+    seed = f"{world.seed}/{world.split_name(split)}/questions/{block}"
+    generator = QuestionGenerator(random.Random(seed))
+    return [generator.generate(scene, world.questions_per_image) for scene in scenes]
 
 
 def _scene_rng(world: World, split: str, index: int) -> random.Random:
-    return random.Random(f"{world.seed}/{world.named(split)}/scene/{index}")
+    return random.Random(f"{world.seed}/{world.split_name(split)}/scene/{index}")
 
 
 # --- the stream ------------------------------------------------------------------------------
 
 Encode = Callable[[list[list[Question]]], Any]
+"""Converts the questions about each image of a block, in the workers."""
 
 
 class Block(NamedTuple):
-    """250 images, and what is asked about them."""
+    """250 images with their scenes and questions."""
 
     number: int
-    """Its images are those of the split from 250 · number on."""
+    """Index of the block; its first image has the index 250 · number in the split."""
     scenes: np.ndarray
-    """(250,): a table, which `to_scenes` turns into scenes."""
+    """(250,) of `SCENE_DTYPE`; `array_to_scenes` converts them."""
     images: torch.Tensor
     """(250, height, width, 3) uint8, on the device."""
     objects: torch.Tensor
-    """(250, height, width) int8: which object a pixel shows, -1 for the ground."""
+    """(250, height, width) int8: index of the object at each pixel, -1 for the ground."""
     questions: Any
-    """For each image its questions; or what `encode` made of all of them."""
+    """The questions about each image, or what `encode` made of them."""
 
 
 class Stream:
-    """A split of a world in blocks, without an end.
+    """Iterator over the blocks of a split, without an end.
 
-    It may be stopped anywhere: a new stream with `position=stream.position` goes on exactly as the
-    old one would have, to the byte. Neither depends on the number of workers. Several streams can
-    share a split: with shard (k, n), a stream takes the k-th company of every n.
+    A new stream with `position=stream.position` continues exactly where an old one stopped. Blocks
+    do not depend on the number of workers. Several streams can share a split: with shard (k, n), a
+    stream yields every n-th group of blocks from the k-th on.
 
-    Workers, if any, place objects and ask questions ahead of time. The device is used by the
+    Workers, if any, sample objects and generate questions ahead of time. The device is used by the
     caller's thread alone, and only inside `next`, so it may capture graphs or train meanwhile.
-    `encode` is called in the workers, with the questions of a block's images, and only what it
-    returns is sent back. `compile` makes rendering on CUDA several times faster, after
-    minutes of waiting.
+    `encode` is called in the workers, with the questions of a block, and only what it returns is
+    sent back. `compile` makes rendering on CUDA several times faster, but takes minutes at first.
     """
 
     def __init__(
@@ -151,86 +145,85 @@ class Stream:
         self.world, self.split, self.device = world, split, torch.device(device)
         self.encode, self.compile = encode, compile
         self.position = position
-        """Blocks taken so far."""
+        """Number of blocks yielded so far."""
 
-        self._shard, self._company = shard, COMPANY[self.device.type]
+        self._shard, self._group = shard, BLOCKS_PER_RENDER[self.device.type]
         self._resources = ExitStack()
         self._executor = self._resources.enter_context(pool(workers))
         self._ahead = BLOCKS_AHEAD * workers
-        self._making: deque[_Making] = deque()
-        self._drawn: deque[Block] = deque()
-        self._rewind()
-        weakref.finalize(self, self._resources.close)  # a program may end without closing it
+        self._pending: deque[_PendingBlock] = deque()
+        self._rendered: deque[Block] = deque()
+        self._restart()
+        weakref.finalize(self, self._resources.close)  # a program may exit without closing it
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Block:
         try:
-            if not self._drawn:
-                self._drawn.extend(self._draw()[self.position % self._company :])
+            if not self._rendered:
+                self._rendered.extend(self._render_next()[self.position % self._group :])
         except BaseException:
-            self._rewind()
+            self._restart()
             raise
         self.position += 1
-        return self._drawn.popleft()
+        return self._rendered.popleft()
 
-    def _rewind(self) -> None:
-        """Begin again at the position: a block that was interrupted cannot be gone on with."""
-        self._making.clear()
-        self._drawn.clear()
-        self._begun = self.position - self.position % self._company
+    def _restart(self) -> None:
+        """Start again at the position: interrupted blocks cannot be continued."""
+        self._pending.clear()
+        self._rendered.clear()
+        self._started = self.position - self.position % self._group
 
-    def _draw(self) -> list[Block]:
-        """The next blocks that keep each other company."""
-        made = [self._take() for _ in range(self._company)]
-        self._keep_busy()
+    def _render_next(self) -> list[Block]:
+        """Render the next group of blocks."""
+        ready = [self._next_ready() for _ in range(self._group)]
+        self._schedule()
         world = self.world
         images, objects, _ = render(
-            np.concatenate([block.scenes for block in made]),
+            np.concatenate([block.scenes for block in ready]),
             world.width, world.height, world.quality, self.device, compile=self.compile,
         )  # fmt: skip
-        parts = zip(made, images.split(BLOCK), objects.split(BLOCK), strict=True)
+        parts = zip(images.split(IMAGES_PER_BLOCK), objects.split(IMAGES_PER_BLOCK), strict=True)
         return [
-            Block(block.number, block.scenes, seen, shown, block.task.result())
-            for block, seen, shown in parts
+            Block(block.number, block.scenes, *part, block.task.result())
+            for block, part in zip(ready, parts, strict=True)
         ]
 
-    def _take(self) -> _Making:
-        """The next block, once it is made."""
-        if not self._making:
-            self._begin()
-        self._keep_busy()
-        # Waiting for this one alone, whatever else gets ready is looked at in one go.
-        while not self._making[0].is_made:
-            wait([self._making[0].task])
-            self._keep_busy()
-        return self._making.popleft()
+    def _next_ready(self) -> _PendingBlock:
+        """Wait for the next block, whose scenes are placed and questions generated."""
+        if not self._pending:
+            self._start_block()
+        self._schedule()
+        # Only this block is waited for; others that get ready meanwhile are checked together.
+        while not self._pending[0].is_ready:
+            wait([self._pending[0].task])
+            self._schedule()
+        return self._pending.popleft()
 
-    def _begin(self) -> None:
-        company, k = divmod(self._begun, self._company)
-        company = company * self._shard[1] + self._shard[0]
-        number = company * self._company + k
-        self._making.append(_Making(self.world, self.split, number, self.encode, self._executor))
-        self._begun += 1
+    def _start_block(self) -> None:
+        group, k = divmod(self._started, self._group)
+        number = (group * self._shard[1] + self._shard[0]) * self._group + k
+        self._pending.append(
+            _PendingBlock(self.world, self.split, number, self.encode, self._executor)
+        )
+        self._started += 1
 
-    def _keep_busy(self) -> None:
-        """Look at what was proposed, and hand out what is to be done next, without waiting."""
-        while len(self._making) < self._ahead:
-            self._begin()
-        proposed = [block for block in self._making if block.is_proposed]
-        if proposed:
-            proposals = [block.task.result() for block in proposed]
-            world = self.world
-            visible = np.array(
-                all_visible(np.concatenate(proposals), world.width, world.height, self.device)
-            )
-            ends = np.cumsum([len(few) for few in proposals])
-            for block, verdicts in zip(proposed, np.split(visible, ends[:-1]), strict=True):
-                block.settle(verdicts)
+    def _schedule(self) -> None:
+        """Check the visibility of sampled scenes, and submit the next tasks, without waiting."""
+        while len(self._pending) < self._ahead:
+            self._start_block()
+        unchecked = [block for block in self._pending if block.needs_check]
+        if unchecked:
+            candidates = [block.task.result() for block in unchecked]
+            ends = np.cumsum([len(few) for few in candidates])
+            size = self.world.width, self.world.height
+            visible = np.array(all_visible(np.concatenate(candidates), *size, self.device))
+            for block, verdicts in zip(unchecked, np.split(visible, ends[:-1]), strict=True):
+                block.accept_visible(verdicts)
 
     def close(self) -> None:
-        """End the workers. A stream that is left by a `with` is closed."""
+        """Stop the workers. Leaving a `with` block closes a stream, too."""
         self._resources.close()
 
     def __enter__(self) -> Self:
@@ -240,69 +233,71 @@ class Stream:
         self._resources.__exit__(*error)
 
 
-class _Making:
-    """A block in the making: its scenes are proposed until all are visible, then asked about.
+class _PendingBlock:
+    """A block whose scenes are sampled until all objects are visible, and then its questions.
 
-    A placement is costly to make twice but only the device can judge it; so the first round
-    proposes one for each image, and every other round as many as all before, and one more, for
-    those where an object was hidden. They are made again from the seed in whichever worker is
-    free: few are needed, and no generator has to be kept or sent around.
+    Sampling runs in workers, but only the device can test visibility. The first round samples one
+    candidate for each image; every other round, for the images that have no visible scene yet, as
+    many candidates as all rounds before, and one more. Workers sample again from the seed: few
+    images need that, and no state of a generator has to be kept or sent.
     """
 
     def __init__(
         self, world: World, split: str, number: int, encode: Encode | None, executor: Executor
     ) -> None:
         self.number = number
-        self.scenes = np.zeros(BLOCK, SCENE)
-        self._of_world, self._encode, self._executor = (world, split), encode, executor
-        self._hidden = np.arange(BLOCK)  # the images that have no scene yet
-        self._rejected = 0  # placements of each of them
-        self.task = self._hand_out()
-        """What a worker is at: proposals, or at last the questions."""
+        self.scenes = np.zeros(IMAGES_PER_BLOCK, SCENE_DTYPE)
+        self._source, self._encode, self._executor = (world, split), encode, executor
+        self._unplaced = np.arange(IMAGES_PER_BLOCK)  # images that have no scene yet
+        self._rejected = 0  # candidates of each of them
+        self.task = self._submit()
+        """The current task of a worker: it samples candidates or, last, generates questions."""
 
     @property
-    def is_proposed(self) -> bool:
-        return len(self._hidden) > 0 and self.task.done()
+    def needs_check(self) -> bool:
+        return len(self._unplaced) > 0 and self.task.done()
 
     @property
-    def is_made(self) -> bool:
-        return len(self._hidden) == 0 and self.task.done()
+    def is_ready(self) -> bool:
+        return len(self._unplaced) == 0 and self.task.done()
 
-    def settle(self, verdicts: np.ndarray) -> None:
-        """Take, for each image, the first proposal in which all is visible."""
-        proposals = self.task.result().reshape(len(self._hidden), -1)
-        visible = verdicts.reshape(proposals.shape)
+    def accept_visible(self, verdicts: np.ndarray) -> None:
+        """For each image, accept the first candidate in which all objects are visible."""
+        candidates = self.task.result().reshape(len(self._unplaced), -1)
+        visible = verdicts.reshape(candidates.shape)
         first, good = visible.argmax(1), visible.any(1)
-        self.scenes[self._hidden[good]] = proposals[good, first[good]]
-        self._hidden = self._hidden[~good]
-        self._rejected += proposals.shape[1]
-        self.task = self._hand_out()
+        self.scenes[self._unplaced[good]] = candidates[good, first[good]]
+        self._unplaced = self._unplaced[~good]
+        self._rejected += candidates.shape[1]
+        self.task = self._submit()
 
-    def _hand_out(self) -> Future[Any]:
-        submit, first = self._executor.submit, BLOCK * self.number
-        if len(self._hidden):
-            indices = (first + self._hidden).tolist()
-            return submit(_propose, *self._of_world, indices, self._rejected)
-        return submit(_ask, *self._of_world, self.number, self.scenes, self._encode)
+    def _submit(self) -> Future[Any]:
+        submit, first = self._executor.submit, IMAGES_PER_BLOCK * self.number
+        if len(self._unplaced):
+            indices = (first + self._unplaced).tolist()
+            return submit(_sample_candidates, *self._source, indices, self._rejected)
+        return submit(_encode_questions, *self._source, self.number, self.scenes, self._encode)
 
 
-def _propose(world: World, split: str, indices: Sequence[int], rejected: int) -> np.ndarray:
-    """For each scene its placements after so many that hid an object: as many, and one more."""
-    proposals: list[Scene] = []
+def _sample_candidates(
+    world: World, split: str, indices: Sequence[int], rejected: int
+) -> np.ndarray:
+    """For each image, the `rejected + 1` candidates that follow the rejected ones."""
+    candidates: list[Scene] = []
     for index in indices:
-        placed: list[Scene] = []
+        sampled: list[Scene] = []
 
-        def look(scenes: list[Scene], placed: list[Scene] = placed) -> list[bool]:
-            placed += scenes
-            return [len(placed) == 2 * rejected + 1]
+        def is_last(scenes: list[Scene], sampled: list[Scene] = sampled) -> list[bool]:
+            sampled += scenes
+            return [len(sampled) == 2 * rejected + 1]
 
-        sample_scenes([_scene_rng(world, split, index)], look, world.condition)
-        proposals += placed[rejected:]
-    return tabulate(proposals)
+        sample_scenes([_scene_rng(world, split, index)], is_last, world.condition)
+        candidates += sampled[rejected:]
+    return scenes_to_array(candidates)
 
 
-def _ask(
+def _encode_questions(
     world: World, split: str, block: int, scenes: np.ndarray, encode: Encode | None
 ) -> list[list[Question]] | Any:
-    asked = make_questions(world, split, block, to_scenes(scenes))
-    return asked if encode is None else encode(asked)
+    questions = generate_questions(world, split, block, array_to_scenes(scenes))
+    return questions if encode is None else encode(questions)

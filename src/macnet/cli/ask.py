@@ -22,36 +22,35 @@ from macnet.cli.options import (
     File,
     Number,
     Somewhere,
-    choose_device,
-    refuse_below_one,
-    refuse_given,
+    check_not_given,
+    check_positive,
 )
 from macnet.errors import InputError
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from macnet.explain.picture import Picture
+    from macnet.explain.image import ImageLike
     from macnet.explain.reply import Reply
 
-Thought = TypeVar("Thought")  # a reply, or an explanation
-SIZE = 480, 320  # of a fresh scene, as CLEVR has it
+Result = TypeVar("Result")  # a reply, or an explanation
+SIZE = 480, 320  # of a generated image, as in CLEVR
 SEEDS = 1_000_000  # to choose from; more would be long to type again
-BAR = 40  # signs, for an answer that is certain
+BAR_WIDTH = 40  # characters, for a probability of 1
 
 
 @dataclass(frozen=True)
-class Fresh:
-    """Without IMAGE, a scene is drawn to ask about."""
+class NewScene:
+    """Without IMAGE, a scene is generated and rendered."""
 
     seed: Number = None
-    """Of the scene: the same draws the same. If not given, any."""
+    """The seed of the scene; a random one if not given."""
     save: File = None
-    """The file to draw it into, a PNG; scene-SEED.png if not given."""
+    """The PNG file to save its image in; scene-SEED.png if not given."""
 
 
-class Drawing(NamedTuple):
-    """A fresh scene, and the file that it is drawn into."""
+class SceneFile(NamedTuple):
+    """The seed of a scene to generate, and the file for its image."""
 
     seed: int
     path: Path
@@ -66,70 +65,70 @@ def ask(
     question: Question = None,
     /,
     *,
-    fresh: Annotated[Fresh, *PLAIN],
+    new_scene: Annotated[NewScene, *PLAIN],
     model: Somewhere = None,
     top: int = 5,
     device: Device = "cpu",
 ) -> None:
-    """Ask a trained network about a picture.
+    """Ask a trained network a question about an image.
 
-    The answer stands alone on the first line; below, how likely the network finds which answers.
-    Words it has never read are named, and read as those that were likely meant, if there are any.
+    The first line is the answer alone; below are the most probable answers. Words that are not in
+    the network's vocabulary are named, and read as the known words that were likely meant.
 
     Args:
-        image: A picture of any kind and size; if not given, a scene is drawn.
-        question: What to ask about it, in quotes.
-        model: Folder of a run, or its best.safetensors; the network that is shipped if not given.
-        top: How many answers to show.
-        device: Where the network runs; a GPU takes longer to wake up than a CPU to answer.
+        image: An image of any kind and size; if not given, a scene is generated.
+        question: The question about it, in quotes.
+        model: Folder of a run, or its best.safetensors; the shipped network if not given.
+        top: The number of answers to show.
+        device: Where the network runs; a GPU takes longer to start than a CPU to answer.
     """
-    subject, asked = check(image, question, fresh)
-    refuse_below_one("--top", top)
-    with in_a_hurry():
-        from macnet.explain.model import open_model
+    subject, asked = parse_arguments(image, question, new_scene)
+    check_positive("--top", top)
+    from macnet.devices import choose_device
 
-        network = open_model(model, choose_device(device))
-        reply = think(network.ask, subject, asked)
-    tell_unknown(reply)
+    with fast_startup():
+        from macnet.explain.model import load
+
+        network = load(model, device=choose_device(device))
+        reply = answer_about(network.ask, subject, asked)
+    print_notes(reply)
     print(reply.answer, *_bars(reply, top), sep="\n")
 
 
 @contextmanager
-def in_a_hurry() -> Iterator[None]:
+def fast_startup() -> Iterator[None]:
     """For a process that loads torch in order to use it for a tenth of a second.
 
-    torch is a crowd of objects and no garbage, and to look for some takes Python half a second,
-    most of it at the end. One thread is 0.05 s slower than two on a machine that is idle, and where
-    others work too, two that wait for each other at every small product are a second slower.
+    torch has many objects and no garbage, and to look for some takes Python half a second, most of
+    it at exit.
     """
     atexit.register(gc.freeze)
     gc.disable()
-    from macnet.workers import one_thread
-
     try:
-        with one_thread():
-            yield
+        yield
     finally:
         gc.enable()
 
 
-# --- what is asked, and about what -----------------------------------------------------------
+# --- the image and the question --------------------------------------------------------------
 
 
-def check(first: str | None, second: str | None, fresh: Fresh) -> tuple[str | Drawing, str]:
-    """The image, or else what to draw; and the question."""
-    image, question = _told_apart(first, second)
+def parse_arguments(
+    first: str | None, second: str | None, scene: NewScene
+) -> tuple[str | SceneFile, str]:
+    """The image, or the scene to generate; and the question."""
+    image, question = _image_and_question(first, second)
     if image is not None:
-        refuse_given(fresh, f"{image} is what to ask about")
+        check_not_given(scene, f"{image} is what to ask about")
         return image, question
-    if fresh.save is not None and fresh.save.suffix.lower() != ".png":
-        raise InputError(f"--save is {fresh.save}; its name must end in .png")
-    seed = random.randrange(SEEDS) if fresh.seed is None else fresh.seed
-    return Drawing(seed, fresh.save or Path(f"scene-{seed}.png")), question
+    if scene.save is not None and scene.save.suffix.lower() != ".png":
+        raise InputError(f"--save is {scene.save}; its name must end in .png")
+    seed = random.randrange(SEEDS) if scene.seed is None else scene.seed
+    return SceneFile(seed, scene.save or Path(f"scene-{seed}.png")), question
 
 
-def _told_apart(first: str | None, second: str | None) -> tuple[str | None, str]:
-    """What stands alone is a question."""
+def _image_and_question(first: str | None, second: str | None) -> tuple[str | None, str]:
+    """A single argument is the question."""
     if first is None:
         raise InputError('there is no question; ask one, such as "What color is the cube?"')
     if second is not None:
@@ -141,49 +140,49 @@ def _told_apart(first: str | None, second: str | None) -> tuple[str | None, str]
     return None, first
 
 
-def think(
-    about: Callable[[Picture, str], Thought], subject: str | Drawing, question: str
-) -> Thought:
-    """About an image, or about a fresh scene, which is kept if there was something to say."""
+def answer_about(
+    answer: Callable[[ImageLike, str], Result], subject: str | SceneFile, question: str
+) -> Result:
+    """The answer about an image, or about a new scene, which is saved once it is answered."""
     if isinstance(subject, str):
-        return about(subject, question)
-    scene = _draw(subject.seed)
-    thought = about(scene, question)
-    _save(subject, scene)
-    return thought
+        return answer(subject, question)
+    from macnet.clevr.images import save_image
+
+    seed, path = subject
+    image = _render_scene(seed)
+    result = answer(image, question)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_image(path, image)
+    print(f"{path}: a new scene; --seed {seed} generates it again", file=sys.stderr)
+    return result
 
 
-def _draw(seed: int) -> np.ndarray:
+def _render_scene(seed: int) -> np.ndarray:
     """(H, W, 3) uint8: the first scene of a world's validation split."""
     from macnet.clevr.render import render
-    from macnet.clevr.world import World, make_scenes
+    from macnet.clevr.world import World, generate_scenes
+    from macnet.workers import one_thread
 
-    # Never on a GPU, which draws a few pixels otherwise: a seed is to mean one picture.
-    scenes = make_scenes(World(seed, width=SIZE[0], height=SIZE[1]), "val", [0], "cpu")
-    return render(scenes, *SIZE, "fast", "cpu").images[0].numpy()
-
-
-def _save(drawing: Drawing, scene: np.ndarray) -> None:
-    from macnet.clevr.pictures import save_picture
-
-    seed, path = drawing
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_picture(path, scene)
-    print(f"{path}: a fresh scene; --seed {seed} draws it again", file=sys.stderr)
+    # Never on a GPU, which renders a few pixels otherwise: a seed is to mean one image. On a busy
+    # machine, threads that wait for each other make it slower.
+    with one_thread():
+        scenes = generate_scenes(World(seed, width=SIZE[0], height=SIZE[1]), "val", [0], "cpu")
+        return render(scenes, *SIZE, "fast", "cpu").images[0].numpy()
 
 
-# --- what is said ----------------------------------------------------------------------------
+# --- the answer ------------------------------------------------------------------------------
 
 
-def tell_unknown(reply: Reply) -> None:
+def print_notes(reply: Reply) -> None:
+    """Print the notes on unknown words, on stderr."""
     for note in reply.notes:
         print(note, file=sys.stderr)
 
 
 def _bars(reply: Reply, top: int) -> list[str]:
-    likeliest = list(reply.probabilities.items())[:top]
-    width = max(len(answer) for answer, _ in likeliest)
+    most_probable = list(reply.probabilities.items())[:top]
+    width = max(len(answer) for answer, _ in most_probable)
     return [
-        f"  {answer:{width}} {share:6.1%} {'█' * round(BAR * share)}".rstrip()
-        for answer, share in likeliest
+        f"  {answer:{width}} {share:6.1%} {'█' * round(BAR_WIDTH * share)}".rstrip()
+        for answer, share in most_probable
     ]

@@ -1,88 +1,172 @@
-"""Which commands there are, and how a command line is understood.
+"""Which commands there are, and how a command line is parsed.
 
-Only this package knows the argument parser. What a command needs is imported inside it: torch takes
+Only this package knows the argument parser. A command's own imports are inside it: torch takes
 seconds to load, and `--help` needs none.
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from difflib import get_close_matches
 from functools import partial, wraps
+from importlib import import_module
 from io import StringIO
 from itertools import pairwise, takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import tyro
 
-from macnet.cli.ask import ask
-from macnet.cli.datasets import extract, pack
-from macnet.cli.evaluate import evaluate
-from macnet.cli.explain import explain
-from macnet.cli.export import export
+from macnet import __version__
 from macnet.cli.overrides import Flags
-from macnet.cli.train import command, train
-from macnet.cli.worlds import compare, generate, render, sheet
 from macnet.errors import InputError
 
-COMMANDS: dict[str, Callable[..., None]] = {
-    "generate": generate,
-    "render": render,
-    "sheet": sheet,
-    "compare": compare,
-    "extract": extract,
-    "pack": pack,
-    "train": train,
-    "evaluate": evaluate,
-    "export": export,
-    "ask": ask,
-    "explain": explain,
+
+class Command(NamedTuple):
+    """A command as `macnet --help` shows it."""
+
+    module: str
+    """The module of `macnet.cli` with the function of that name."""
+    summary: str
+    example: str
+
+    def load(self, name: str) -> Callable[..., None]:
+        """The function that carries it out."""
+        function: Callable[..., None] = getattr(import_module(f"macnet.cli.{self.module}"), name)
+        return function
+
+
+GROUPS: Mapping[str, Mapping[str, Command]] = {
+    "Ask a trained network": {
+        "ask": Command(
+            "ask", "Ask about an image.", 'macnet ask scene.png "What color is the cube?"'
+        ),
+        "explain": Command(
+            "explain",
+            "Show what the network attends to at each step.",
+            'macnet explain scene.png "What color is the cube?" --out page.html',
+        ),
+    },
+    "Train and evaluate": {
+        "train": Command(
+            "train",
+            "Train a network on CLEVR or on the generated world.",
+            "macnet train CLEVR_v1.0 --recipe fast --out runs/mac",
+        ),
+        "evaluate": Command(
+            "evaluate",
+            "Measure accuracy by question type, beside the paper's.",
+            "macnet evaluate runs/mac",
+        ),
+        "export": Command(
+            "export",
+            "Write the best network of a run as one small file.",
+            "macnet export runs/mac mac.safetensors",
+        ),
+    },
+    "Make and prepare data": {
+        "generate": Command(
+            "generate",
+            "Generate a CLEVR dataset.",
+            "macnet generate world --train 8000 --val 500",
+        ),
+        "render": Command(
+            "generate", "Render a CLEVR scene file.", "macnet render CLEVR_val_scenes.json images"
+        ),
+        "sheet": Command(
+            "generate", "Make a contact sheet of a dataset.", "macnet sheet world sheet.png"
+        ),
+        "compare": Command(
+            "generate",
+            "Compare our renderings with the original images.",
+            "macnet compare CLEVR_val_scenes.json images/val compared.png",
+        ),
+        "extract": Command(
+            "pack",
+            "Compute ResNet-101 features of images.",
+            "macnet extract CLEVR_v1.0 train.h5 --split train",
+        ),
+        "pack": Command(
+            "pack", "Pack a split into arrays.", "macnet pack CLEVR_v1.0 cache --split val"
+        ),
+    },
 }
+COMMANDS: Mapping[str, Command] = {
+    name: command for group in GROUPS.values() for name, command in group.items()
+}
+
+RENAMED = {"start": "from", "recipe_changes": "recipe"}
+"""Arguments of the library that have flags of another name."""
 
 NUMBERS = {"INT": "a whole number", "FLOAT": "a number"}
 
 
-def understand(given: Sequence[str]) -> Callable[[], None]:
-    """What the command line asks for, ready to be done."""
+def parse(given: Sequence[str]) -> Callable[[], None]:
+    """The command of a command line, with its arguments, ready to be called."""
     if not given:
         raise InputError(f"there is no command; choose one of {', '.join(COMMANDS)}")
     name = given[0]
-    if name not in COMMANDS and not name.startswith("-"):
+    if name in ("-h", "--help"):
+        return partial(print, overview())
+    if name == "--version":
+        return partial(print, f"macnet {__version__}")
+    if name.startswith("-"):
+        raise InputError(f"there is no option {name:.40} before a command; see macnet --help")
+    if name not in COMMANDS:
         near = get_close_matches(name, COMMANDS, n=1)
         instead = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(COMMANDS)}"
         raise InputError(f"there is no command {name!r:.40}; {instead}")
-    later: dict[str, Callable[..., Any]] = {name: _later(do) for name, do in COMMANDS.items()}
-    if name == "train":  # what it takes depends on what it is to train
-        chosen = command(given[1:])
-        later["train"] = partial(_later(chosen.func), **chosen.keywords)
-    told = StringIO()
+    command: Any = _deferred(COMMANDS[name].load(name))
+    if name == "train":  # its flags depend on what it is to train
+        from macnet.cli.train import command as configure
+
+        command = configure(given[1:], brief=not {"-h", "--help"}.isdisjoint(given))
+    arguments = ["--help" if word == "--help-all" else word for word in given[1:]]
+    messages = StringIO()
     try:
-        with redirect_stderr(told):
-            action: Callable[[], None] = tyro.extras.subcommand_cli_from_dict(
-                later,
-                prog="macnet",
-                description="MAC networks, and the CLEVR world they reason about.",
-                args=given,
-                registry=Flags(),
+        with redirect_stderr(messages):
+            action: Callable[[], None] = tyro.cli(
+                command, prog=f"macnet {name}", args=arguments, registry=Flags()
             )
     except SystemExit as end:
         if not end.code:  # --help
             sys.stdout.flush()
             raise
-        raise InputError(usage_error(told.getvalue(), given)) from None
-    sys.stderr.write(told.getvalue())
+        raise InputError(usage_error(messages.getvalue(), given)) from None
+    sys.stderr.write(messages.getvalue())
     return action
 
 
-def _later(do: Callable[..., None]) -> Callable[..., Callable[[], None]]:
-    """The same to the parser, which calls what it has understood; but nothing is done yet."""
+def overview() -> str:
+    """What `macnet --help` prints."""
+    lines = ["MAC networks, and the CLEVR world they reason about.", ""]
+    lines += ["usage: macnet COMMAND …, or macnet COMMAND --help", ""]
+    for title, group in GROUPS.items():
+        lines += [f"{title}:"]
+        for name, (_, summary, example) in group.items():
+            lines += [f"  {name:9} {summary}", f"            {example}"]
+        lines += [""]
+    return "\n".join([*lines, "macnet --version prints the version."])
 
-    @wraps(do)
+
+def flag_of(name: str, argument: str) -> str:
+    """How a command's user gives an argument of the library: by a flag, or by its place."""
+    parameters = inspect.signature(COMMANDS[name].load(name)).parameters
+    found = parameters.get(argument)
+    if found is not None and found.kind is inspect.Parameter.POSITIONAL_ONLY:
+        return argument.upper()
+    return f"--{RENAMED.get(argument, argument).replace('_', '-')}"
+
+
+def _deferred(command: Callable[..., None]) -> Callable[..., Callable[[], None]]:
+    """The same command to the parser, which calls what it has parsed; but nothing is done yet."""
+
+    @wraps(command)
     def bound(*args: Any, **kwargs: Any) -> Callable[[], None]:
-        return partial(do, *args, **kwargs)
+        return partial(command, *args, **kwargs)
 
     return bound
 

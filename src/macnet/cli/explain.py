@@ -1,4 +1,4 @@
-"""The command that shows how a network comes to its answer."""
+"""The command that shows what a network attends to."""
 
 from __future__ import annotations
 
@@ -7,11 +7,19 @@ from typing import Annotated
 
 import tyro
 
-from macnet.cli.ask import Fresh, Image, Question, check, in_a_hurry, tell_unknown, think
-from macnet.cli.options import PLAIN, Device, Somewhere, choose_device
+from macnet.cli.ask import (
+    Image,
+    NewScene,
+    Question,
+    answer_about,
+    fast_startup,
+    parse_arguments,
+    print_notes,
+)
+from macnet.cli.options import PLAIN, Device, Somewhere
 from macnet.errors import InputError
 
-KINDS = ".png", ".gif", ".html"
+SUFFIXES = ".png", ".gif", ".html"
 
 
 def explain(
@@ -19,44 +27,46 @@ def explain(
     question: Question = None,
     /,
     *,
-    fresh: Annotated[Fresh, *PLAIN],
+    new_scene: Annotated[NewScene, *PLAIN],
     out: Annotated[Path, tyro.conf.arg(metavar="FILE.png|.gif|.html")],
     model: Somewhere = None,
     device: Device = "cpu",
 ) -> None:
     """Show what a trained network attends to on the way to its answer.
 
-    For each step the words it read and the places it looked at, what it kept of its memory and
-    recalled of earlier steps where it can; at the end the answer. A PNG shows all steps at once, a
-    GIF one after another, an HTML page lets one go through them, and needs no network.
+    For each step the words it reads and where it looks in the image, what it keeps of its memory
+    and recalls of earlier steps if it can; at the end the answer. A PNG shows all steps at once, a
+    GIF is an animation of them, an HTML page is interactive and works offline.
 
     Args:
-        image: A picture of any kind and size; if not given, a scene is drawn.
-        question: What to ask about it, in quotes.
-        out: The file to write; its name says which of the three.
-        model: Folder of a run, or its best.safetensors; the network that is shipped if not given.
+        image: An image of any kind and size; if not given, a scene is generated.
+        question: The question about it, in quotes.
+        out: The file to write; its name decides which of the three.
+        model: Folder of a run, or its best.safetensors; the shipped network if not given.
         device: Where the network runs.
     """
-    subject, asked = check(image, question, fresh)
-    if out.suffix.lower() not in KINDS:
+    subject, asked = parse_arguments(image, question, new_scene)
+    if out.suffix.lower() not in SUFFIXES:
         raise InputError(f"--out is {out}; its name must end in .png, .gif or .html")
     if out.is_dir():
         raise InputError(f"--out is {out}, which is a folder; name a file")
-    picture = Path(subject) if isinstance(subject, str) else subject.path
-    if out.resolve() == picture.resolve():
-        raise InputError(f"--out is {out}, which is the picture itself; name another file")
+    source = Path(subject) if isinstance(subject, str) else subject.path
+    if out.resolve() == source.resolve():
+        raise InputError(f"--out is {out}, which is the image itself; name another file")
     out.parent.mkdir(parents=True, exist_ok=True)
 
-    with in_a_hurry():
+    from macnet.devices import choose_device
+
+    with fast_startup():
         from macnet.explain.figure import write_gif, write_png
-        from macnet.explain.model import open_model
+        from macnet.explain.model import load
         from macnet.explain.page import write_page
 
-        network = open_model(model, choose_device(device))
-        explanation = think(network.explain, subject, asked)
-    tell_unknown(explanation.reply)
-    write = dict(zip(KINDS, (write_png, write_gif, write_page), strict=True))
+        network = load(model, device=choose_device(device))
+        explanation = answer_about(network.explain, subject, asked)
+    print_notes(explanation.reply)
+    write = dict(zip(SUFFIXES, (write_png, write_gif, write_page), strict=True))
     write[out.suffix.lower()](explanation, out)
     print(explanation.reply.answer)
-    steps = len(explanation.looks)
-    print(f"{out}: how it came to that, in {steps} step{'s' * (steps > 1)}")
+    steps = len(explanation.steps)
+    print(f"{out}: its attention in {steps} step{'s' * (steps > 1)}")

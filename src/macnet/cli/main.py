@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 
 from macnet.cli.streams import CtrlC, is_failing, prepare_streams
-from macnet.errors import InputError, is_about_memory
+from macnet.errors import InputError, is_out_of_memory
+
+GOES_ON = "stopped; the same command goes on from here"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,18 +30,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: Sequence[str]) -> int:
     try:
         prepare_streams()
-        from macnet.cli.commands import understand
+        from macnet.cli.commands import parse
 
-        command = understand(given)
+        command = parse(given)
         try:
             command()
         except SystemExit:  # so rich ends where nobody reads its tables
             raise BrokenPipeError from None
         sys.stdout.flush()
     except InputError as error:
-        return _complain(str(error), 2)
+        return _complain(with_flags(str(error), given), 2)
     except KeyboardInterrupt as stopped:  # who stops in good order says how to go on
-        return _complain(str(stopped) or "stopped; the same command goes on from here", 130)
+        said = with_flags(str(stopped), given) if str(stopped) else GOES_ON
+        return _complain(said, 130)
     except BrokenProcessPool:
         return _complain("a worker was killed, perhaps for memory; try with fewer --workers", 2)
     except BrokenPipeError:  # whoever read the output wants no more of it, as `head` does
@@ -52,9 +56,18 @@ def _run(given: Sequence[str]) -> int:
     return 0
 
 
+def with_flags(message: str, given: Sequence[str]) -> str:
+    """A message of the library, which names `arguments`, in the words of the command line."""
+    from macnet.cli.commands import COMMANDS, flag_of
+
+    if not given or given[0] not in COMMANDS:
+        return message
+    return re.sub(r"`([a-z][a-z0-9_.]*)`", lambda found: flag_of(given[0], found[1]), message)
+
+
 def _sentence(error: Exception) -> str | None:
     """What to say of an error that the system has made, if there is anything to say."""
-    if is_about_memory(error):
+    if is_out_of_memory(error):
         told = f" ({error})" if str(error) else ""
         return f"there is not enough memory; try smaller batches{told}"
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop"):

@@ -1,4 +1,4 @@
-"""Where commands print: any terminal or file, whatever signs it can show; and Ctrl-C."""
+"""Standard output and error in any encoding, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 from typing import TextIO
 
 from macnet.errors import InputError
-from macnet.training.interrupts import PATIENCE, Interrupts
+from macnet.signals import PATIENCE, Interrupts
 
 LOOK_ALIKES = str.maketrans(
     {"−": "-", "–": "-", "—": "-", "×": "x", "→": ">", "█": "#", "…": "~", "±": "~", "·": "."}
@@ -20,14 +20,14 @@ LOOK_ALIKES = str.maketrans(
     | dict.fromkeys("‘’", "'")
     | dict.fromkeys("“”", '"')
 )
-"""Each as wide as what it stands for, so that tables stay tables."""
+"""Each is as wide as what it replaces, so that tables stay aligned."""
 
-SHOW_CURSOR = "\x1b[?25h"  # which a progress bar has hidden
+SHOW_CURSOR = "\x1b[?25h"  # which a progress bar hides
 
 
 def prepare_streams() -> None:
-    """Signs that stdout or stderr cannot show become others that look alike, or else a "?"."""
-    if sys.stderr is None:  # what goes there is for no one, and must not go to stdout
+    """Characters that stdout or stderr cannot encode become others that look alike, or "?"."""
+    if sys.stderr is None:  # a print to it must not go to stdout
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115
     if sys.stdout is None:
         raise InputError("standard output is closed; send it somewhere, such as to /dev/null")
@@ -45,28 +45,28 @@ def _look_alikes(error: UnicodeError) -> tuple[str, int]:
 
 
 def is_failing(stream: TextIO) -> bool:
-    """Whether it takes no more; what it has not taken yet is then forgotten."""
+    """Whether the stream cannot be written to; what is still in its buffer is then dropped."""
     try:
         stream.flush()
     except (OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python's end would fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # or Python would fail at exit
         return True
     return False
 
 
 class CtrlC:
-    """For a process: the first is a KeyboardInterrupt, and what follows it is not disturbed.
+    """Handles Ctrl-C: the first raises KeyboardInterrupt, and its handling is not disturbed.
 
-    Only one that comes much later, where the end takes long, ends everything at once.
+    Only one that comes much later, if that takes long, ends the process at once.
     """
 
     def __init__(self) -> None:
         self._first: float | None = None
-        signal.signal(signal.SIGINT, self._hear)
+        signal.signal(signal.SIGINT, self._handle)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self._first is None and now - Interrupts.heard > PATIENCE:
+        if self._first is None and now - Interrupts.last_time > PATIENCE:
             self._first = now
             raise KeyboardInterrupt
         if self._first is not None and now - self._first > PATIENCE:
@@ -75,6 +75,6 @@ class CtrlC:
             os._exit(128 + number)
 
     def close(self) -> None:
-        """From here on there is nothing to say, nor to save: let the first end the process."""
+        """At the end, when nothing is left to save: the first Ctrl-C ends the process."""
         if self._first is None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)

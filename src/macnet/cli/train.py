@@ -1,202 +1,141 @@
-"""The command that trains."""
+"""The command that trains: `macnet.train`, and what is printed before and after."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
-from macnet.cli.lessons import (
-    DataOptions,
-    LessonOptions,
-    WorldOptions,
-    open_lessons,
-    refuse_impossible,
-    tell,
-)
-from macnet.cli.opening import Means
-from macnet.cli.options import (
-    PLAIN,
-    Device,
-    File,
-    Workers,
-    choose_cache,
-    choose_device,
-    choose_share_of_workers,
-    read_size,
-)
+from macnet.cli.from_library import Option, make_command
+from macnet.cli.options import read_size
 from macnet.cli.overrides import choose
-from macnet.errors import InputError
 
 if TYPE_CHECKING:
-    import torch
-
-    from macnet.data.dataset import Dataset
-    from macnet.training.recipes import Recipe
+    from macnet.training.train import Run
     from macnet.training.trainer import Trainer
 
 MANY_WEIGHTS = 5_000_000  # of which a CPU would take days to learn anything
+ADVANCED = (
+    *("val_split", "val_images", "vocabulary", "tokenizer", "min_count", "skip_missing"),
+    *("replay_share", "world_seed", "world_val_images", "compile", "subset_images"),
+    *("save_every", "capture", "model", "recipe_changes"),
+)
+"""Arguments that only `--help-all` shows."""
+METAVARS = {
+    **{"ablation": "ROW", "out": "RUN", "cache": "DIR", "overrides": "FILE", "vocabulary": "FILE"},
+    **{"subset_questions": "SHARE", "subset_images": "SHARE", "save_every": "SECONDS"},
+    "device": "auto|cpu|cuda",
+}
 
 
-# Sentences are of one line: `--help` would keep a break.
-@dataclass(frozen=True)
-class NetworkOptions:
-    """What is trained, and how: a preset, then what changes it, in this order."""
-
-    preset: Annotated[str, tyro.conf.arg(metavar="NAME")] = "paper"
-    """paper, pixels, small, reference, reference-recurrent, all MAC; q-type, lstm or cnn-lstm."""
-    ablation: Annotated[str | None, tyro.conf.arg(metavar="ROW", help_behavior_hint="")] = None
-    """A row of the paper's table 2 by its label, such as "w/ memory gate"."""
-    recipe: Annotated[str, tyro.conf.arg(metavar="NAME")] = "paper"
-    """paper is the paper's, filled in where it is silent; fast is for a modern GPU, in bfloat16."""
-    overrides: File = None
-    """A .toml or .json with tables `model` and `recipe`; flags for single fields overrule it."""
-    start: Annotated[
-        Path | None, tyro.conf.arg(name="from", metavar="RUN", help_behavior_hint="")
-    ] = None
-    """A run, or its best.safetensors, to start from: its network and its words."""
+SIZE = "Width and height of images in pixels."
+NO_CAPTURE = "Do not capture steps as a CUDA graph, which is slower, to look for errors."
 
 
-@dataclass(frozen=True)
-class RunOptions:
-    """The run itself."""
-
-    out: Annotated[Path, tyro.conf.arg(metavar="RUN")]
-    """Its folder, for the record, the checkpoints and the learning curve."""
-    resume: bool = False
-    """Go on with the run that is in the folder; all else in the command must be as before."""
-    seed: int = 0
-    """Of the first weights, the order of questions, dropout and subsets."""
-    device: Device = "auto"
-    """auto takes a GPU if there is one; for several, start this command with torchrun."""
-    workers: Workers = None
-    """Processes that decode images or make the world; as many as there are cores if not given."""
-    save_every: Annotated[float, tyro.conf.arg(metavar="SECONDS")] = 60.0
-    """Between checkpoints; Ctrl-C saves too."""
-    tensorboard: bool = False
-    """Write for TensorBoard too."""
-    no_capture: bool = False
-    """Launch steps on a GPU piece by piece, which is slower, to look for errors."""
-
-
-def train(
-    where: Annotated[Path | None, tyro.conf.arg(metavar="[DATA]", help_behavior_hint="")] = None,
-    /,
-    *,
-    network: Annotated[NetworkOptions, *PLAIN],
-    data: Annotated[DataOptions, *PLAIN],
-    world: Annotated[WorldOptions, *PLAIN],
-    lesson: Annotated[LessonOptions, *PLAIN],
-    run: Annotated[RunOptions, *PLAIN],
-    model: Any = None,
-    recipe: Any = None,
-) -> None:
+def train(data: Any = None, /) -> None:
     """Train a network, and validate it as it learns.
 
     A run that was stopped, even killed, goes on when the same command is given with --resume. At
-    the end the best network is shown; `macnet evaluate RUN` shows it again, or on other data.
-
-    Args:
-        where: A dataset, or a questions file (.h5). If not given, a world is made to learn from.
-        model: Single fields of the network.
-        recipe: Single fields of the recipe.
+    the end the best network is evaluated; `macnet evaluate RUN` does it again, or on other data.
+    See `macnet train --help-all` for all options, with --model.* and --recipe.* for single fields.
     """
-    from macnet.parallel import is_first, together
-    from macnet.training.checkpoint import open_trained
-    from macnet.training.run import has_learned, refuse_held
-    from macnet.training.trainer import Plan, Trainer
-
-    refuse_impossible(data, lesson)
-    if not run.save_every >= 0:
-        raise InputError(f"--save-every is {run.save_every}; it must be a number from 0")
-    if not 0 <= run.seed < 1 << 32:
-        raise InputError(f"--seed is {run.seed}; it must be a whole number from 0, below 2^32")
-    device, workers = choose_device(run.device), choose_share_of_workers(run.workers)
-    with together(device) as own:
-        if is_first() and not run.resume and has_learned(run.out):
-            refuse_held(run.out)  # before hours are spent on packing
-        means = Means(choose_cache(lesson.cache), read_size(lesson.size), str(own), workers)
-        start = None if network.start is None else open_trained(network.start)
-        lessons = open_lessons(where, data, world, lesson, start=start, means=means, seed=run.seed)
-        trainer = Trainer(
-            run.out,
-            Plan(preset=network.preset, model=model, recipe=recipe, seed=run.seed, start=start),
-            lessons,
-            device=own,
-            workers=workers,
-            save_every=run.save_every,
-            tensorboard=run.tensorboard,
-            capture=not run.no_capture,
-            compile=world.compile,
-        )
-        first = is_first()
-        if first:
-            _tell_network(trainer, network.recipe, own)
-            tell(lessons)
-        learned = trainer.train(resume=run.resume)
-    if first and not learned:
-        print(f"{run.out}: this run is finished already; nothing to do")
-    if first:
-        _show_best(run.out, lessons.val, own, recipe)
 
 
-def command(arguments: Sequence[str]) -> partial[None]:
-    """`train`, with the flags and defaults that follow from what these arguments choose."""
+def command(arguments: Sequence[str], *, brief: bool) -> type:
+    """`train`, with the flags and defaults that follow from what these arguments choose.
+
+    `brief`: only with the options that a short help shows.
+    """
+    from macnet.cli.main import with_flags
+    from macnet.models.registry import PRESETS
+    from macnet.training import train as library
+
     chosen = choose(arguments)
-    return partial(
-        train,
-        network=NetworkOptions(preset=chosen.preset),
-        lesson=LessonOptions() if chosen.size is None else LessonOptions(size=chosen.size),
-        model=chosen.model,
-        recipe=chosen.recipe,
-    )
+    size = "{}x{}".format(*library.image_size(chosen.start))
+    preset = f"The network and its configuration, one of {', '.join(PRESETS)}."
+    options = {
+        **{name: Option(metavar=metavar) for name, metavar in METAVARS.items()},
+        "data": Option(metavar="[DATA]"),
+        "preset": Option(type=str, metavar="NAME", default=chosen.preset, help=preset),
+        "model": Option(type=type(chosen.model), default=chosen.model),
+        "recipe": Option(type=str, metavar="NAME"),
+        "recipe_changes": Option("recipe", type=type(chosen.recipe), default=chosen.recipe),
+        "start": Option("from", metavar="RUN"),
+        "size": Option(type=str, metavar="WIDTHxHEIGHT", default=size, help=SIZE),
+        "capture": Option(help=NO_CAPTURE),
+    }
+    hidden = ("on_start", *(ADVANCED if brief else ()))
+    translate = partial(with_flags, given=["train"])
+    return make_command(library.train, _train, train.__doc__, translate, options, hidden)
 
 
-def _tell_network(trainer: Trainer, recipe: str, device: torch.device) -> None:
-    """Print what is trained, as it will be built, and how; the first line of a run.
+def _train(given: dict[str, Any]) -> None:
+    from macnet.training import train as library
+
+    describe = partial(_describe, recipe_name=given["recipe"])
+    # Model and recipe are what ablation, file and flags have made of the preset.
+    made = {"recipe": given.pop("recipe_changes"), "ablation": None, "overrides": None}
+    size = read_size(given["size"])
+    run = library.train(**{**given, **made, "size": size}, on_start=describe)
+    if os.environ.get("RANK", "0") == "0":  # of processes that torchrun started, only one speaks
+        _show(run)
+
+
+def _describe(trainer: Trainer, recipe_name: str) -> None:
+    """Print what is trained, as it will be built, how and on what.
 
     A warning follows where days of a CPU are about to be spent.
     """
-    from macnet.clevr.world import World
-    from macnet.models.registry import find_preset
-    from macnet.training.checkpoint import build_on_meta
-    from macnet.training.recipes import find_recipe
+    import numpy as np
 
-    plan, fit, train = trainer.plan, trainer.lessons.fit(), trainer.lessons.train
+    from macnet.checkpoint import build_on_meta
+    from macnet.data.dataset import Dataset
+    from macnet.models.registry import find_preset
+
+    plan, data = trainer.plan, trainer.training_data
+    data_spec = data.data_spec()
     system, published = find_preset(plan.preset)
     row = system.find_row(plan.model)
     preset = f"preset {plan.preset}"
-    if row not in (None, system.row):
+    if row not in (None, system.table1_row):
         preset += f", {row}"
-    elif plan.model != system.fitted(published, fit):
+    elif plan.model != system.resolve(published, data_spec):
         preset += " with changes"
-    if plan.recipe != find_recipe(recipe, system.name):
-        recipe += " with changes"
-    weights = build_on_meta(system, plan.model, fit).parameters()
+    if plan.recipe != system.training.find_recipe(recipe_name):
+        recipe_name += " with changes"
+    weights = build_on_meta(system, plan.model, data_spec).parameters()
     size = sum(weight.numel() for weight in weights)
-    images = f"features of {fit.channels}x{fit.height}x{fit.width}"
-    if fit.pixels:
-        images = f"pixels of {fit.width}x{fit.height}"
+    images = f"features of {data_spec.channels}x{data_spec.height}x{data_spec.width}"
+    if data_spec.pixels:
+        images = f"pixels of {data_spec.width}x{data_spec.height}"
     print(
-        f"training {system.row}: {preset}, {size:,} parameters, recipe {recipe}; images are "
-        f"{images}",
-        flush=True,
+        f"training {system.label}: {preset}, {size:,} parameters, recipe {recipe_name}; "
+        f"images are {images}"
     )
-    of_clevr = not isinstance(train, World) and train.about.get("origin") == "CLEVR"
+    of_clevr = isinstance(data.train, Dataset) and data.train.metadata.get("origin") == "CLEVR"
     of_features = getattr(published, "image", None) == "features"
-    if fit.pixels and of_clevr and of_features and plan.start is None:
+    if data_spec.pixels and of_clevr and of_features and plan.start is None:
         print(
-            "The paper's MAC learns from ResNet-101 features of CLEVR's pictures, not from pixels; "
+            "The paper's MAC learns from ResNet-101 features of CLEVR's images, not from pixels; "
             "for its experiment make them with `macnet extract`, of train and of val, and give "
-            "them as --images and --val-images.",
-            flush=True,
+            "them as --images and --val-images."
         )
-    if device.type == "cpu" and size > MANY_WEIGHTS:  # on stderr, for it is no result
+    sets = {"training on": data.train, "replaying": data.replay, "validating on": data.val}
+    for what, dataset in sets.items():
+        if isinstance(dataset, Dataset):
+            left_out = dataset.metadata["left_out"]
+            print(
+                f"{what} {len(dataset):,} questions about "
+                f"{len(np.unique(dataset.image_rows[dataset.selected])):,} images; "
+                f"{dataset.metadata['words']}"
+                + (f"; {left_out:,} are left out, their images are missing" if left_out else "")
+            )
+        elif dataset is not None:
+            print(f"{what} the generated world {dataset.seed}, without an end")
+    sys.stdout.flush()
+    if trainer.device.type == "cpu" and size > MANY_WEIGHTS:  # on stderr, for it is no result
         print(
             f"On a CPU, a network of {size / 1e6:.0f} million weights learns from a few questions "
             "a second; use a GPU, or --preset small, a MAC that two cores can train.",
@@ -205,24 +144,16 @@ def _tell_network(trainer: Trainer, recipe: str, device: torch.device) -> None:
         )
 
 
-def _show_best(out: Path, val: Dataset, device: torch.device, recipe: Recipe) -> None:
-    from macnet.evaluation.accuracy import measure
-    from macnet.evaluation.answering import Answering
-    from macnet.evaluation.paper import find_published
+def _show(run: Run) -> None:
     from macnet.evaluation.report import show
-    from macnet.training.checkpoint import open_trained
-    from macnet.training.record import read_record
-    from macnet.training.run import CURVE, RECORD
+    from macnet.paper import find_published
 
-    best = open_trained(out)
-    with Answering(val, device=device, precision=recipe.precision) as answering:
-        network = best.network().to(device)
-        answers = answering(best.system, network, show=False, name=best.path)
-    results = measure(val, answers)
-    seconds = max(line.get("seconds", 0.0) for line in read_record(out / RECORD))
+    if run.was_finished:
+        print(f"{run.folder}: this run is finished already; nothing to do")
+    best, results = run.load(), run.results
     print(
-        f"{out}: best validation accuracy {100 * results.overall.value:.2f}% ({len(val):,} "
-        f"questions), {seconds:,.0f} s; curve in {out / CURVE}"
+        f"{run.folder}: best validation accuracy {100 * run.accuracy:.2f}% "
+        f"({results.overall.total:,} questions), {run.seconds:,.0f} s; curve in {run.curve}"
     )
-    paper = find_published(best.row, best.share)
-    show(results, row=best.system.row, what=val.name, paper=paper, errors=False)
+    paper, val = find_published(best.row, best.share), best.metadata["data"]["val"]["questions"]
+    show(results, row=best.system.label, what=val, paper=paper, errors=False)

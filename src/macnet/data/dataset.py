@@ -1,6 +1,6 @@
-"""A split that is ready to learn from: its images, its questions, and which of them count.
+"""A dataset in memory-mapped arrays: its images, its questions, and a selection of them.
 
-Images and questions are memory-mapped: nothing of them is read before it is used.
+Nothing of the arrays is read before it is used.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from macnet.data.questions import Questions
+from macnet.data.formats import CLEVR, DatasetFormat
+from macnet.data.question_arrays import QuestionArrays
+from macnet.data.spec import DataSpec
 from macnet.data.vocab import Vocabulary
 from macnet.errors import InputError
 
 
 @dataclass(frozen=True)
 class Subset:
-    """Which questions of a training set to learn from, for curves over its size.
+    """A random subset of a training set's questions, for curves over its size.
 
     The paper takes questions at random, so that a tenth of them still shows most images; other
-    implementations take images with all their questions, which is another experiment. The same seed
-    nests: a tenth holds the hundredth.
+    implementations take images with all their questions, which is another experiment. Subsets of
+    the same seed are nested: a tenth contains the hundredth.
     """
 
     by: Literal["question", "image"]
@@ -35,59 +37,80 @@ class Subset:
         if not 0 < self.share <= 1:
             raise InputError(f"a subset's share is {self.share}; it must lie in (0, 1]")
 
-    def choose(self, images: np.ndarray) -> np.ndarray:
-        """Of questions about these images, the positions of those that count, in order."""
+    def select(self, images: np.ndarray) -> np.ndarray:
+        """The indices, in order, of the selected of questions about these images."""
         if self.by == "question":
-            return np.flatnonzero(self._drawn(len(images)))
+            return np.flatnonzero(self._mask(len(images)))
         distinct, image = np.unique(images, return_inverse=True)
-        return np.flatnonzero(self._drawn(len(distinct))[image])
+        return np.flatnonzero(self._mask(len(distinct))[image])
 
-    def _drawn(self, count: int) -> np.ndarray:
-        """(count,) bool: the first of an order of all, so that a share holds every smaller one."""
+    def _mask(self, count: int) -> np.ndarray:
+        """(count,) bool: the first of an order of all, so that a share contains smaller ones."""
         few = max(1, round(self.share * count))
-        chosen = np.zeros(count, bool)
-        chosen[random_order(count, f"{self.seed}/subset")[:few]] = True
-        return chosen
+        mask = np.zeros(count, bool)
+        mask[random_order(count, f"{self.seed}/subset")[:few]] = True
+        return mask
 
 
 @dataclass(frozen=True)
 class Dataset:
+    """I images and Q questions about them, of which q are selected."""
+
     images: np.ndarray
-    """(I, H, W, 3) uint8 pictures, or (I, H, W, C) float16 features."""
-    questions: Questions
-    rows: np.ndarray
-    """(Q,) int32: which of `images` a question is about."""
-    chosen: np.ndarray
+    """(I, H, W, 3) uint8 pixels, or (I, H, W, C) float16 features."""
+    questions: QuestionArrays
+    image_rows: np.ndarray
+    """(Q,) int32: the row in `images` of each question's image; −1 if it is missing."""
+    selected: np.ndarray
     """(q,) int32: the questions that count."""
     vocabulary: Vocabulary
-    about: dict[str, Any]
-    """Where it comes from and what was left out: to be kept with whatever is learned from it.
+    metadata: dict[str, Any]
+    """Where it comes from and what was left out, to be saved with a network trained on it.
 
-    Its "origin" is CLEVR, CoGenT, CLEVR-Humans, generated or unknown.
+    "format" is its format's name; "origin" says whose questions it has, such as CLEVR, CoGenT,
+    CLEVR-Humans, generated or unknown; "question_types" are there if they were collected.
     """
+    format: DatasetFormat = CLEVR
+    """Its labels: question types and program tokens. Collected types are in it."""
 
     def __len__(self) -> int:
-        return len(self.chosen)
+        """The number of selected questions."""
+        return len(self.selected)
 
     @property
     def name(self) -> str:
-        """For people: where its questions are from."""
-        return str(self.about.get("questions", "the dataset"))
+        """Where its questions are from, for messages."""
+        return str(self.metadata.get("questions", "the dataset"))
 
     @property
     def answers(self) -> np.ndarray:
-        """(q,) int8: the right ones, of the questions that count; UNKNOWN in a test split."""
-        answers: np.ndarray = self.questions.answers[self.chosen]
+        """(q,) int16: the correct answers of the selected questions; UNKNOWN in a test split."""
+        answers: np.ndarray = self.questions.answers[self.selected]
         return answers
 
-    def refuse_empty(self) -> None:
-        if not len(self):
-            raise InputError(f"{self.name}: it holds no questions; choose another --split")
+    def spec(self) -> DataSpec:
+        """The sizes of a network for this dataset."""
+        _, height, width, channels = self.images.shape
+        return DataSpec(
+            vocabulary=len(self.vocabulary),
+            answers=len(self.vocabulary.answers),
+            question_types=len(self.format.question_types),
+            pixels=self.images.dtype.kind == "u",
+            channels=channels,
+            height=height,
+            width=width,
+        )
 
-    def subset(self, rule: Subset) -> Self:
-        kept = self.chosen[rule.choose(self.rows[self.chosen])]
-        rules = [*self.about.get("subsets", []), vars(rule).copy()]
-        return replace(self, chosen=kept, about={**self.about, "subsets": rules})
+    def check_not_empty(self) -> None:
+        """Raise an error if no question is selected."""
+        if not len(self):
+            raise InputError(f"{self.name}: it holds no questions; choose another `split`")
+
+    def subset(self, subset: Subset) -> Self:
+        """The same dataset with fewer selected questions."""
+        kept = self.selected[subset.select(self.image_rows[self.selected])]
+        subsets = [*self.metadata.get("subsets", []), vars(subset).copy()]
+        return replace(self, selected=kept, metadata={**self.metadata, "subsets": subsets})
 
 
 def random_order(count: int, seed: str) -> np.ndarray:
@@ -97,9 +120,11 @@ def random_order(count: int, seed: str) -> np.ndarray:
     return np.argsort(bits, kind="stable")
 
 
-def rows_of(images: np.ndarray, index: np.ndarray) -> np.ndarray:
-    """(Q,) int32: where the images asked about stand in an index; −1 for those not there."""
-    order = np.argsort(index, kind="stable")
-    place = np.searchsorted(index, images, sorter=order).clip(max=len(index) - 1)
+def rows_of(images: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """(Q,) int32: the positions of image ids (Q,) in an array of ids; −1 for those not in it."""
+    if not len(ids):
+        return np.full(len(images), -1, np.int32)
+    order = np.argsort(ids, kind="stable")
+    place = np.searchsorted(ids, images, sorter=order).clip(max=len(ids) - 1)
     found = order[place]
-    return np.where(index[found] == images, found, -1).astype(np.int32)
+    return np.where(ids[found] == images, found, -1).astype(np.int32)

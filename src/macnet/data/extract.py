@@ -1,6 +1,6 @@
-"""`macnet extract`: a file of features, made of images by a ResNet-101 as the public code does.
+"""Extract a file of features from images with a ResNet-101, as the public code does.
 
-HDF5 is no database: whoever is killed while the library writes leaves a file that nobody can
+HDF5 is no database: a process that is killed while the library writes leaves a file that nobody can
 read. So the library only lays out the file, with room for all rows; they are then written past it,
 straight to their places, and a small file beside it keeps count of them. A run that was stopped,
 even killed, goes on from that count. The file gets its name when it is complete.
@@ -16,7 +16,9 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,15 +26,17 @@ import h5py
 import numpy as np
 import torch
 
-from macnet.clevr.pictures import read_picture
-from macnet.data.community import open_hdf5
-from macnet.data.features import NAMES, largest_of, open_features
-from macnet.data.packed import write_rows
-from macnet.data.resnet import SIDE, Normalisation, ResNet101, fingerprint, normalise
-from macnet.disk import alone_in, read_json, to_disk, write_json
+from macnet.clevr.images import read_image
+from macnet.data.clevr_h5 import open_hdf5
+from macnet.data.features import NAMES, FeatureFile, largest_of, open_features
+from macnet.data.pack_store import write_rows
+from macnet.data.resnet import SIDE, Normalization, ResNet101, fingerprint, load_resnet, normalize
+from macnet.data.splits import check_images_present, find_split
+from macnet.devices import choose_device, choose_workers
 from macnet.errors import InputError
+from macnet.files import fsync, locked_folder, read_json, write_json
 from macnet.progress import progress
-from macnet.workers import in_order, pool
+from macnet.workers import map_in_order, pool
 
 DataType = Literal["float16", "float32"]
 CHANNELS_AND_SIDE = {2: (512, 28), 3: (1024, 14)}  # of the features after a stage
@@ -40,17 +44,63 @@ SECONDS_BETWEEN_COUNTS = 10.0
 
 
 def extract(
+    data: str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    split: str = "train",
+    weights: str | PathLike[str] | None = None,
+    stage: Literal[2, 3] = 3,
+    dtype: DataType = "float16",
+    normalization: Normalization = "public",
+    batch: int = 64,
+    device: str = "auto",
+    workers: int | None = None,
+) -> FeatureFile:
+    """Extract the features of a split's images to an HDF5 file; a finished file is only opened.
+
+    Args:
+        data: Folder of a dataset that has images.
+        out: The file, in whose array "features" row i belongs to image i.
+        split: Name of the split.
+        weights: File of torchvision's weights of a ResNet-101; if None, they are downloaded.
+        stage: 3 gives 1024 channels of 14×14, 2 gives 512 of 28×28.
+        dtype: Type of the features in the file.
+        normalization: "public" as in the public code and its files, "imagenet" as in training.
+        batch: Number of images that go through the network at once.
+        device: Where the network runs; "auto" takes a GPU if there is one.
+        workers: Processes that decode images; if None, as many as there are cores beside a GPU.
+    """
+    if batch < 1:
+        raise InputError(f"`batch` is {batch}; it must be at least 1")
+    device = choose_device(device)
+    # A CPU is busy with the network, which takes twenty times as long as the decoding.
+    decoding = 0 if workers is None and device == "cpu" else choose_workers(workers, "cpu")
+    found = find_split(Path(data), split)
+    texts = found.format.read(found.questions, split)
+    names = texts.image_names or ()
+    images = found.format.image_files(found.images, split, names)
+    check_images_present(found, {question.image for question in texts.questions}, images, names)
+    network = load_resnet(None if weights is None else Path(weights), stage)
+    return extract_features(
+        images, Path(out), network, split=split, normalization=normalization, dtype=dtype,
+        batch=batch, device=device, workers=decoding, formats=found.format.image_formats,
+    )  # fmt: skip
+
+
+def extract_features(
     images: Mapping[int, Path],
     out: Path,
     network: ResNet101,
     *,
-    normalisation: Normalisation = "public",
+    split: str,
+    normalization: Normalization = "public",
     dtype: DataType = "float16",
     batch: int = 64,
     device: torch.device | str = "cpu",
     workers: int = 0,
-) -> bool:
-    """Write the features of images, by their index, to a file; false if they were there already.
+    formats: tuple[str, ...] | None = ("PNG",),
+) -> FeatureFile:
+    """Extract the features of images, given by their ids, to a file.
 
     The network computes in float32, on a GPU too (its TF32 has the mantissa of float16). The batch
     and the device may change when a run goes on; like the number of threads, they only move the
@@ -58,39 +108,39 @@ def extract(
     """
     paths = _without_gaps(images)
     settings = {
-        "split": paths[0].name.removeprefix("CLEVR_").rpartition("_")[0],
+        "split": split,
         "images": len(paths),
         "stage": len(network.stages),
-        "normalisation": normalisation,
+        "normalization": normalization,
         "dtype": dtype,
         "weights": fingerprint(network),
     }
     # Names and sizes, not times: those change when a dataset is copied.
-    pictures = [f"{path.name}\t{path.stat().st_size}\n" for path in paths]
+    image_files = [f"{path.name}\t{path.stat().st_size}\n" for path in paths]
     if out.exists():
-        _refuse_another(out, {**settings, "pictures": _hash(pictures)})
-        return False
-    unfinished = _Unfinished(out, settings, pictures)
-    with unfinished.held():
+        return _check_same_run(out, {**settings, "image_files": _hash(image_files)})
+    partial_file = _PartialFile(out, settings, image_files)
+    with partial_file.locked():
         if out.exists():
             raise InputError(f"{out}: another run has finished it just now")
-        unfinished.begin()
-        batches = [paths[i : i + batch] for i in range(unfinished.rows, len(paths), batch)]
+        partial_file.begin()
+        decode = partial(_decode, formats=formats)
+        batches = [paths[i : i + batch] for i in range(partial_file.rows, len(paths), batch)]
         with (
-            progress("extracted", "images", len(paths), unfinished.rows) as advance,
+            progress("extracted", "images", len(paths), partial_file.rows) as advance,
             pool(min(workers, len(batches))) as executor,
         ):
             network.to(device)
-            for decoded in in_order(executor, _decode, batches, ahead=2 * workers):
-                features = _features(network, decoded, normalisation, dtype, device)
+            for decoded in map_in_order(executor, decode, batches, ahead=2 * workers):
+                features = _features(network, decoded, normalization, dtype, device)
                 finite = np.isfinite(largest_of(features))
                 if not finite.all():
-                    image = paths[unfinished.rows + int(finite.argmin())]
+                    image = paths[partial_file.rows + int(finite.argmin())]
                     raise InputError(f"{image}: its features are too large for {dtype}")
-                unfinished.append(features)
+                partial_file.append(features)
                 advance(len(features))
-        unfinished.finish()
-    return True
+        partial_file.finish()
+    return open_features(out)
 
 
 def _without_gaps(images: Mapping[int, Path]) -> list[Path]:
@@ -107,92 +157,94 @@ def _without_gaps(images: Mapping[int, Path]) -> list[Path]:
     return [images[index] for index in range(len(images))]
 
 
-def _decode(paths: Sequence[Path]) -> np.ndarray:
-    return np.stack([read_picture(path, SIDE, SIDE) for path in paths])
+def _decode(paths: Sequence[Path], formats: tuple[str, ...] | None) -> np.ndarray:
+    return np.stack([read_image(path, SIDE, SIDE, formats) for path in paths])
 
 
 def _features(
     network: ResNet101,
-    pictures: np.ndarray,
-    normalisation: Normalisation,
+    images: np.ndarray,
+    normalization: Normalization,
     dtype: DataType,
     device: torch.device | str,
 ) -> np.ndarray:
     precise = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
     try:
         with torch.inference_mode(), precise:
-            x = normalise(torch.from_numpy(pictures).to(device), normalisation)
+            x = normalize(torch.from_numpy(images).to(device), normalization)
             features: torch.Tensor = network(x)
             return features.to(getattr(torch, dtype)).cpu().numpy()
     except torch.OutOfMemoryError:
         raise InputError(
-            f"--batch {len(pictures)} does not fit into the memory of {device}; give less"
+            f"`batch` is {len(images)}, which does not fit into the memory of {device}; give less"
         ) from None
 
 
-class _Unfinished:
-    """A file that is being made: where its rows go, and how many of them there are."""
+class _PartialFile:
+    """A file of features that is being written, and the number of rows that it has so far."""
 
-    def __init__(self, out: Path, settings: Mapping[str, Any], pictures: Sequence[str]) -> None:
-        self.out, self.settings, self.pictures = out, settings, pictures
+    def __init__(self, out: Path, settings: Mapping[str, Any], image_files: Sequence[str]) -> None:
+        self.out, self.settings, self.image_files = out, settings, image_files
         self.folder = out.with_name(f".{out.name}.unfinished")
         self.part, self.count = self.folder / "features.h5", self.folder / "count.json"
-        self.rows = self.offset = 0  # written so far; and where in the file the first begins
-        self.counted = time.monotonic()  # when their number was last written down
+        self.rows = self.offset = 0  # written so far; byte offset of the first
+        self.counted = time.monotonic()  # when their number was last saved
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        with alone_in(self.folder):
+    def locked(self) -> Iterator[None]:
+        """Keep other processes out; if there is nothing to resume from, leave nothing behind."""
+        with locked_folder(self.folder):
             try:
                 yield
             except BaseException as error:
                 if not self.count.exists():
-                    # There is nothing to go on from.
                     shutil.rmtree(self.folder, ignore_errors=True)
                 ours = (None, str(self.part), str(self.count))
-                # A failed write may not say where, and nobody knows the folder.
+                # A failed write may not name a file, and the user does not know this folder.
                 if isinstance(error, OSError) and error.filename in ours:
                     why = error.strerror or str(error)
                     raise OSError(error.errno, why, str(self.out)) from error
                 raise
 
     def begin(self) -> None:
-        """Find the file of an earlier run, or lay out a new one."""
+        """Resume the file of an earlier run, or lay out a new one."""
         try:
             found = read_json(self.count)
             with open_hdf5(self.part) as file:
                 self.offset = file[NAMES[0]].id.get_offset()
             if found["layout"] != self._layout():
                 raise InputError(f"{self.part}: it is damaged")
-            # Of the pictures only those that were looked at must be the same: one that was broken,
-            # and stopped the run, may have been replaced since.
-            used = self.pictures[: found["rows"]]
+            # Only the images that were used must be the same: a broken one, which stopped the run,
+            # may have been replaced since.
+            used = self.image_files[: found["rows"]]
         except (InputError, LookupError, TypeError, AttributeError):
-            self._lay_out()  # there is none, or nothing to go on from
+            self._lay_out()  # there is none, or it cannot be resumed
             return
-        _refuse_difference(
+        _check_equal(
             self.folder,
             found,
-            {**self.settings, "pictures": _hash(used)},
+            {**self.settings, "image_files": _hash(used)},
             "remove this folder, or give another file",
         )
         self.rows = len(used)
 
     def append(self, rows: np.ndarray) -> None:
+        """Write the next rows."""
         write_rows(self.part, self.offset, self.rows, rows)
         self.rows += len(rows)
         if time.monotonic() - self.counted >= SECONDS_BETWEEN_COUNTS:
             self._keep_count()
 
     def finish(self) -> None:
+        """Give the file its name."""
         self._keep_count()
-        pictures = np.bytes_(_hash(self.pictures))
+        image_files = np.bytes_(_hash(self.image_files))
         with open_hdf5(self.part) as file:
-            changed = file.attrs["pictures"] != pictures
-        if changed:  # one that was broken has been replaced since
+            changed = file.attrs["image_files"] != image_files
+        if changed:  # a broken image has been replaced since
             with _written_by_library(self.part), h5py.File(self.part, "r+") as file:
-                file.attrs.modify("pictures", pictures)
-            to_disk(self.part)
+                file.attrs.modify("image_files", image_files)
+            fsync(self.part)
         self.part.replace(self.out)
         shutil.rmtree(self.folder)
 
@@ -207,32 +259,32 @@ class _Unfinished:
         layout.set_obj_track_times(False)  # the same features are the same to the byte
         versions = [found.version for found in metadata.distributions(name="macnet")]
         with _written_by_library(self.part), h5py.File(self.part, "w") as file:
-            # What there is to say comes first, so that nothing is left to the library for later.
+            # Attributes come first, so that the library has nothing left to write later.
             file.attrs.update(self.settings)
-            file.attrs["pictures"] = np.bytes_(_hash(self.pictures))  # which has a fixed size
+            file.attrs["image_files"] = np.bytes_(_hash(self.image_files))  # which has a fixed size
             file.attrs["macnet"] = versions[0] if versions else "not installed"
             array = h5py.h5d.create(file.id, NAMES[0].encode(), dtype, space, layout)
             self.offset = array.get_offset()
         with self.part.open("r+b") as file:
-            # So far it is a hole; a disk that is too small shall say so now.
+            # So far it is sparse; a disk that is too small shall fail now.
             os.posix_fallocate(file.fileno(), 0, self.part.stat().st_size)
 
     def _layout(self) -> str:
-        """A hash of all that the library wrote: if it is damaged, rows go to wrong places."""
+        """A hash of all that the library wrote; if it is damaged, rows would go to wrong places."""
         with self.part.open("rb") as file:
             return hashlib.sha256(file.read(self.offset)).hexdigest()[:16]
 
     def _keep_count(self) -> None:
-        """Write down how many rows are on the disk, once they are."""
-        to_disk(self.part)
-        counted = {"rows": self.rows, "pictures": _hash(self.pictures[: self.rows])}
+        """Save the number of rows, once they are on the disk."""
+        fsync(self.part)
+        counted = {"rows": self.rows, "image_files": _hash(self.image_files[: self.rows])}
         write_json(self.count, {**self.settings, **counted, "layout": self._layout()})
         self.counted = time.monotonic()
 
 
 @contextmanager
 def _written_by_library(path: Path) -> Iterator[None]:
-    """Whatever it raises, of several kinds, is the disk's fault; the number is in its text."""
+    """Turn errors of the library, which are the disk's, into an OSError with their errno."""
     try:
         yield
     except (OSError, RuntimeError) as error:
@@ -241,18 +293,18 @@ def _written_by_library(path: Path) -> Iterator[None]:
         raise OSError(number, os.strerror(number), str(path)) from None
 
 
-def _refuse_another(out: Path, settings: Mapping[str, Any]) -> None:
+def _check_same_run(out: Path, settings: Mapping[str, Any]) -> FeatureFile:
     if out.is_dir():
         raise InputError(f"{out}: this is a folder; give the name of a file, such as train.h5")
     with open_hdf5(out) as file:
         found = {k: v.decode() if isinstance(v, bytes) else v for k, v in file.attrs.items()}
     if "macnet" not in found:
-        raise InputError(f"{out}: it is there already, and not made by this command; give another")
-    _refuse_difference(out, found, settings, "give another file")
-    open_features(out)
+        raise InputError(f"{out}: it is there already, and not made by macnet; give another file")
+    _check_equal(out, found, settings, "give another file")
+    return open_features(out)
 
 
-def _refuse_difference(
+def _check_equal(
     where: Path, found: Mapping[str, Any], settings: Mapping[str, Any], advice: str
 ) -> None:
     there = {name: str(found.get(name)) for name in settings}  # a damaged file may hold anything

@@ -1,4 +1,4 @@
-"""Files of features, (N, C, H, W) in HDF5 whose row i belongs to image i, whoever made them."""
+"""HDF5 files of features (N, C, H, W), in which row i belongs to image i, whoever made them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from macnet.data.community import open_hdf5
+from macnet.data.clevr_h5 import open_hdf5
 from macnet.errors import InputError
 
 NAMES = ("features", "images")  # the second in files of pixels, (N, 3, 224, 224) in [0, 1]
@@ -19,35 +19,36 @@ MAX_ROW = 1 << 26  # bytes; a damaged file may claim any shape
 
 @dataclass(frozen=True)
 class FeatureFile:
-    """The file is open only while rows are read, so that this can be handed to other processes."""
+    """A file of features; it is open only while rows are read, so that this can be pickled."""
 
     path: Path
-    name: str  # of the array
+    name: str
+    """Name of the array in the file."""
     shape: tuple[int, int, int, int]
+    """(images, channels, height, width)"""
     dtype: np.dtype[Any]
     split: str | None
-    """Of the images; files of others do not tell."""
+    """Split of the images; None if the file, made by other code, does not say it."""
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        """(stop − start, C, H, W): the features of these images, which are all finite."""
+        """(stop − start, C, H, W): the features of these images, checked to be finite."""
         with open_hdf5(self.path) as file:
             rows: np.ndarray = np.ascontiguousarray(file[self.name][start:stop], self.dtype)
         if rows.shape != (stop - start, *self.shape[1:]):
             raise InputError(f"{self.path}: it changed while it was read")
         largest = largest_of(rows)
-        if not np.isfinite(largest).all():
-            row = start + int(np.isfinite(largest).argmin())
-            raise InputError(f"{self.path}: row {row} of {self.name!r} holds NaN or infinity")
-        if not largest.all():
-            row = start + int((largest == 0).argmax())
-            raise InputError(
-                f"{self.path}: row {row} of {self.name!r} holds nothing but zeros; whoever made "
-                "the file did not get so far"
-            )
+        for wrong, what in (
+            (~np.isfinite(largest), "NaN or infinity"),
+            (largest == 0, "nothing but zeros; the file is incomplete"),
+        ):
+            if wrong.any():
+                row = start + int(wrong.argmax())
+                raise InputError(f"{self.path}: row {row} of {self.name!r} holds {what}")
         return rows
 
 
 def open_features(path: Path) -> FeatureFile:
+    """Check a file of features and describe it; its rows are not read."""
     with open_hdf5(path) as file:
         name = next((name for name in NAMES if name in file), None)
         if name is None:
@@ -73,7 +74,7 @@ def open_features(path: Path) -> FeatureFile:
 
 
 def _is_whole(array: h5py.Dataset) -> bool:
-    """Whether all of it has a place in the file; what has none would be read as zeros."""
+    """Whether all of it is allocated in the file; what is not would be read as zeros."""
     if array.chunks is None:
         return bool(array.id.get_storage_size() == array.nbytes)
     sides = zip(array.shape, array.chunks, strict=True)
@@ -81,10 +82,10 @@ def _is_whole(array: h5py.Dataset) -> bool:
 
 
 def largest_of(rows: np.ndarray) -> np.ndarray:
-    """(n,) the largest magnitude in each row, where infinity is larger than all, and NaN than it.
+    """(n,) the largest magnitude in each row; infinity is larger than all numbers, NaN than it.
 
-    Without their sign, the bits of floats are in the order of the magnitudes. Looking at them so is
-    ten times as fast as asking each number in half precision whether it is finite.
+    Without the sign, the bits of floats are in the order of the magnitudes. Comparing them is ten
+    times as fast as `isfinite` on each number in half precision.
     """
     bits = rows.view(f"u{rows.itemsize}")
     largest: np.ndarray = (bits & np.iinfo(bits.dtype).max >> 1).max(axis=(1, 2, 3))

@@ -1,4 +1,4 @@
-"""ResNet-101 as far as its third stage, which is what the features of CLEVR's images come from.
+"""ResNet-101 up to its third stage, from which the usual features of CLEVR's images come.
 
 The layers have torchvision's names, so that its published weights load unchanged. As there, the
 stride of a block is in its 3×3 convolution (He et al. have it in the first 1×1).
@@ -15,15 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from macnet.disk import refuse_no_file
-from macnet.errors import InputError, is_about_memory
+from macnet.errors import InputError, is_out_of_memory
+from macnet.files import check_is_file
 
 PUBLISHED = "https://download.pytorch.org/models/resnet101-63fe2227.pth"
 BLOCKS = (3, 4, 23, 3)
 EXPANSION = 4  # a block's output over its inner width
-SIDE = 224  # of the pictures it sees, in pixels
+SIDE = 224  # of its input images, in pixels
 
-Normalisation = Literal["public", "imagenet"]
+Normalization = Literal["public", "imagenet"]
 MEAN = (0.485, 0.456, 0.406)
 # The public code has .224 where torchvision's networks were trained with .225. All feature files
 # that people have carry this slip, so it is the default here too.
@@ -31,6 +31,8 @@ STD = {"public": (0.229, 0.224, 0.224), "imagenet": (0.229, 0.224, 0.225)}
 
 
 class Bottleneck(nn.Module):
+    """A residual block of 1×1, 3×3 and 1×1 convolutions."""
+
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
         outputs = EXPANSION * width
@@ -53,7 +55,7 @@ class Bottleneck(nn.Module):
 
 
 class ResNet101(nn.Module):
-    """Pictures → the features after a stage: (N, 3, 224, 224) → (N, 1024, 14, 14) for the third."""
+    """Images → the features after a stage: (N, 3, 224, 224) → (N, 1024, 14, 14) for the third."""
 
     def __init__(self, stage: int) -> None:
         super().__init__()
@@ -78,7 +80,7 @@ class ResNet101(nn.Module):
 
 
 def published_shapes() -> dict[str, torch.Size]:
-    """Every name in the published file and the shape under it: 626, the classifier's two last."""
+    """The shapes of the 626 arrays in the published file by name, the classifier's two last."""
     with torch.device("meta"):
         network = ResNet101(len(BLOCKS))
         network.add_module("fc", nn.Linear(512 * EXPANSION, 1000))
@@ -86,29 +88,29 @@ def published_shapes() -> dict[str, torch.Size]:
 
 
 def load_resnet(weights: Path | None, stage: int) -> ResNet101:
-    """The network with the weights of a file, or else with the published ones; for use only."""
+    """The network with the weights of a file, or the published ones if None; for inference."""
     state = _download() if weights is None else _read(weights)
     where = PUBLISHED if weights is None else str(weights)
     with torch.device("meta"):
         network = ResNet101(stage)
     expected = {name: array.shape for name, array in network.state_dict().items()}
-    # Files from before 2018 lack these counters, which only training looks at.
+    # Files from before 2018 lack these counters, which only training uses.
     counters = {name: torch.tensor(0) for name in expected if name.endswith("num_batches_tracked")}
     state = counters | state
-    _refuse_others(where, state, expected)
+    _check_weights(where, state, expected)
     chosen = {
         name: state[name] if name in counters else state[name].float().contiguous()
         for name in expected
     }
     for name, array in chosen.items():
         if not array.isfinite().all():
-            raise InputError(f"{where}: {name} holds values that are no finite numbers")
+            raise InputError(f"{where}: {name} holds values that are not finite")
     network.load_state_dict(chosen, assign=True)
     return network.requires_grad_(False).eval()
 
 
 def fingerprint(network: ResNet101) -> str:
-    """A hash of the weights in use, whatever the kind of file they came from."""
+    """A hash of the weights, whatever the kind of file they came from."""
     digest = hashlib.sha256()
     for name, array in network.state_dict().items():
         if not name.endswith("num_batches_tracked"):
@@ -117,14 +119,14 @@ def fingerprint(network: ResNet101) -> str:
     return digest.hexdigest()
 
 
-def normalise(pictures: Tensor, normalisation: Normalisation) -> Tensor:
-    """(N, H, W, 3) uint8 → (N, 3, H, W) float32 as the network wants it."""
-    x = pictures.permute(0, 3, 1, 2).contiguous().float() / 255
-    mean, std = torch.tensor([MEAN, STD[normalisation]], device=x.device)[:, :, None, None]
+def normalize(images: Tensor, normalization: Normalization) -> Tensor:
+    """(N, H, W, 3) uint8 → (N, 3, H, W) float32, normalized for the network."""
+    x = images.permute(0, 3, 1, 2).contiguous().float() / 255
+    mean, std = torch.tensor([MEAN, STD[normalization]], device=x.device)[:, :, None, None]
     return x.sub_(mean).div_(std)
 
 
-def _refuse_others(
+def _check_weights(
     where: str, state: Mapping[str, Any], expected: Mapping[str, torch.Size]
 ) -> None:
     missing = [name for name in expected if name not in state]
@@ -148,15 +150,15 @@ def _refuse_others(
 
 
 def _read(path: Path) -> dict[str, Any]:
-    refuse_no_file(path)
+    check_is_file(path)
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             return load_file(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged pickles and archives know no end of them
-        if is_about_memory(error) or (isinstance(error, OSError) and error.filename is not None):
+    except Exception as error:  # damaged pickles and archives raise many kinds
+        if is_out_of_memory(error) or (isinstance(error, OSError) and error.filename is not None):
             raise
         raise InputError(
             f"{path}: it cannot be read as weights saved by torch or safetensors; is it damaged?"
@@ -174,6 +176,6 @@ def _download() -> dict[str, Any]:
         )
     except (OSError, RuntimeError) as error:
         raise InputError(
-            f"{PUBLISHED}: the published weights cannot be had from here "
-            f"({' '.join(str(error).split())}); give a file of them with --weights"
+            f"{PUBLISHED}: the published weights cannot be downloaded "
+            f"({' '.join(str(error).split())}); give a file of them as `weights`"
         ) from None

@@ -1,8 +1,9 @@
-"""Words and their ids: how a question is cut up, which words are known, what becomes of others.
+"""Vocabularies: tokenizers, words and answers with their ids, and the files they are kept in.
 
-The ids are the community's. 0 to 3 are special; a vocabulary made from texts numbers its words
-from 4 on by code point, so that "10" precedes "2"; words that are learned later follow, and no id
-ever moves. An answer's id here is the community's less 4: a network has no use for the specials.
+Word ids are those of the public repositories. 0 to 3 are special tokens; a vocabulary built from
+texts numbers its words from 4 on by code point, so that "10" precedes "2"; words that are added
+later follow, and no id ever changes. An answer's id here is the public one less 4, because a
+network has no use for special tokens among answers.
 """
 
 from __future__ import annotations
@@ -17,29 +18,34 @@ from pathlib import Path
 from reprlib import repr as shown  # which no file can make longer than a sentence
 from typing import Any, Self
 
-from macnet.clevr.program import COLUMN_OF, VALUES_OF, possible_answers, token_of
-from macnet.disk import read_json, write_json
+from macnet.clevr.program import QUESTION_TYPE_OF, VALUE_INPUTS, possible_answers, to_token
 from macnet.errors import InputError
+from macnet.files import read_json, write_json
 
 SPECIALS = ("<NULL>", "<START>", "<END>", "<UNK>")
 PAD, START, END, UNK = range(4)
 
 MAX_WORDS = 255
-"""In a question. CLEVR's have 46 at most; without a limit, one broken line could fill memory."""
+"""Most words in a question. CLEVR has 46; without a limit, one broken line could fill memory."""
+MAX_ANSWERS = (1 << 15) - 1
+"""Most answers in a vocabulary: their ids are stored as int16."""
 
-ANSWERS = tuple(sorted({answer for last in COLUMN_OF for answer in possible_answers(last)}))
+ANSWERS = tuple(sorted({answer for last in QUESTION_TYPE_OF for answer in possible_answers(last)}))
+"""CLEVR's 28 answers by id."""
 
 PROGRAM_TOKENS = SPECIALS + tuple(
-    sorted(token_of(function, values) for function in VALUES_OF for values in VALUES_OF[function])
+    sorted(
+        to_token(function, values) for function in VALUE_INPUTS for values in VALUE_INPUTS[function]
+    )
 )
-"""A program's steps, by id: a function, with its value where it takes one."""
+"""The tokens of CLEVR's programs by id: a function, with its value where it takes one."""
 
 
-# --- tokenisings -----------------------------------------------------------------------------
+# --- tokenizers ------------------------------------------------------------------------------
 
 
 def _clevr_iep(text: str) -> list[str]:
-    """Case kept; `;` and `,` are words; no `?` and `.`; wrapped in <START> … <END>.
+    """Case is kept; `;` and `,` are words; `?` and `.` are dropped; wrapped in <START> … <END>.
 
     Words end at each single space, so that two in a row have an empty word between them. That is
     why the published vocabulary has one.
@@ -49,7 +55,7 @@ def _clevr_iep(text: str) -> list[str]:
 
 
 def _mac(text: str) -> list[str]:
-    r"""Lower-case; `. , ; :` are words wherever they stand; no `? ! \ / ( )`."""
+    r"""Lower-case; `. , ; :` are words wherever they stand; `? ! \ / ( )` are dropped."""
     text = text.lower()
     for mark in ".,;:":
         text = text.replace(mark, f" {mark} ")
@@ -63,38 +69,39 @@ _WORD_OR_BETWEEN = re.compile(r"\w+|[^\w\s](?:\W*[^\w\s])?")
 
 
 def _n2nmn(text: str) -> list[str]:
-    r"""Lower-case; cut at each `\W+`, which is kept as a word if it is more than white space."""
+    r"""Lower-case; split at each `\W+`, which is kept as a word if it is more than white space."""
     return _WORD_OR_BETWEEN.findall(text.lower())
 
 
-TOKENISINGS: Mapping[str, Callable[[str], list[str]]] = {
+TOKENIZERS: Mapping[str, Callable[[str], list[str]]] = {
     "mac": _mac,
     "clevr-iep": _clevr_iep,
     "n2nmn": _n2nmn,
 }
-"""The rules of public code, by name: the MAC authors', that of clevr-iep (and film, TbD, CLOSURE),
-and that of N2NMN."""
+"""The tokenizers of public code: of the MAC authors, of clevr-iep (and film, TbD, CLOSURE), and of
+N2NMN."""
 
 
 # --- the vocabulary --------------------------------------------------------------------------
 
 
 @dataclass
-class Tally:
-    """Counts what a vocabulary lacks, over the texts it encodes; as a string, it tells."""
+class OOVCounter:
+    """Counts the words of encoded texts that a vocabulary lacks; as a string, it is a summary."""
 
     texts: int = 0
+    """Number of texts encoded."""
     lacking: int = 0
-    """Texts with at least one unknown word."""
+    """Number of texts with at least one unknown word."""
     words: Counter[str] = field(default_factory=Counter)
-    """Unknown words, with how often each was met."""
+    """Number of occurrences of each unknown word."""
 
     def __str__(self) -> str:
         if not self.words:
             return f"the vocabulary holds every word of {self.texts:,} questions"
         often = ", ".join(
             f"{shown(word)} ({count:,})"
-            # Of equals the first by code point, whatever the order they came in.
+            # Equally frequent ones by code point, whatever the order of the texts.
             for word, count in sorted(self.words.items(), key=lambda item: (-item[1], item[0]))[:5]
         )
         return (
@@ -105,26 +112,24 @@ class Tally:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The words a network knows, how texts are cut into them, and the answers it can give."""
+    """The words that a network knows, the tokenizer for them, and the answers it can give."""
 
     words: tuple[str, ...]
-    """By id."""
-    tokenising: str = "mac"
-    """One of `TOKENISINGS`."""
+    """Words by id."""
+    tokenizer: str = "mac"
+    """One of `TOKENIZERS`."""
     answers: tuple[str, ...] = ANSWERS
-    """By id."""
+    """Answers by id; by default CLEVR's."""
     unk_learned: bool = False
-    """Whether <UNK> was met in training, and so means something."""
+    """Whether a network is trained with <UNK>, and can be asked with it."""
 
     def __post_init__(self) -> None:
-        if self.tokenising not in TOKENISINGS:
-            known = ", ".join(TOKENISINGS)
-            raise InputError(
-                f"the tokenising is {shown(self.tokenising)}; it must be one of {known}"
-            )
+        if self.tokenizer not in TOKENIZERS:
+            known = ", ".join(TOKENIZERS)
+            raise InputError(f"the tokenizer is {shown(self.tokenizer)}; it must be one of {known}")
         for name, words, most in (
-            ("words", self.words, 1 << 15),  # they are stored in 15 bits,
-            ("answers", self.answers, 1 << 7),  # and these in 7
+            ("words", self.words, 1 << 15),  # stored in 15 bits
+            ("answers", self.answers, MAX_ANSWERS),
         ):
             if not 0 < len(words) <= most:
                 raise InputError(f"there are {len(words):,} {name}; there must be 1 to {most:,}")
@@ -138,53 +143,54 @@ class Vocabulary:
         return len(self.words)
 
     @classmethod
-    def build(cls, texts: Iterable[str], tokenising: str = "mac") -> Self:
-        """Of all the words in the texts of a training set."""
-        return cls(SPECIALS, tokenising).grown(texts, at_least=1)
+    def build(cls, texts: Iterable[str], tokenizer: str = "mac") -> Self:
+        """A vocabulary of all the words in the texts of a training set."""
+        return cls(SPECIALS, tokenizer).extended(texts, min_count=1)
 
-    def grown(self, texts: Iterable[str], *, at_least: int) -> Self:
-        """With the texts' words that occur at least so often, after those there are already."""
-        tokenise = TOKENISINGS[self.tokenising]
+    def extended(self, texts: Iterable[str], *, min_count: int) -> Self:
+        """This vocabulary, followed by the texts' words that occur at least `min_count` times."""
+        tokenize = TOKENIZERS[self.tokenizer]
         counts = Counter[str]()
         for text in texts:
-            counts.update(tokenise(text))
-        new = {word for word, count in counts.items() if count >= at_least} - set(self.words)
+            counts.update(tokenize(text))
+        new = {word for word, count in counts.items() if count >= min_count} - set(self.words)
         return replace(self, words=(*self.words, *sorted(new)))
 
     @cached_property
     def ids(self) -> Mapping[str, int]:
+        """The id of each word, special tokens for padding and unknown words excepted."""
         # A text that spells out "<NULL>" must not be padded in the middle.
         return {word: i for i, word in enumerate(self.words) if i not in (PAD, UNK)}
 
-    def encode(self, text: str, tally: Tally | None = None) -> list[int]:
-        """The ids of a text's words, UNK for an unknown one; a tally takes note of those.
+    def encode(self, text: str, oov: OOVCounter | None = None) -> list[int]:
+        """The ids of a text's words, UNK for an unknown one; `oov` counts those.
 
-        So are questions encoded that are learned from; others as `reading.encode_read` does.
-
-        A text without any word is one UNK: attention over nothing but padding would be no number.
+        Questions for training are encoded so; others by `unknown_words.encode_known`. A text
+        without any word is one UNK, because attention over padding alone would be NaN.
         """
         known = self.ids
-        words = TOKENISINGS[self.tokenising](text)
+        words = TOKENIZERS[self.tokenizer](text)
         encoded = [known.get(word, UNK) for word in words]
-        if tally is not None:
-            tally.texts += 1
+        if oov is not None:
+            oov.texts += 1
             if UNK in encoded:
-                tally.lacking += 1
-                tally.words.update(word for word in words if word not in known)
+                oov.lacking += 1
+                oov.words.update(word for word in words if word not in known)
         return encoded or [UNK]
 
     def to_record(self) -> dict[str, Any]:
-        """For JSON, and for the checkpoint of a network that has learned these words."""
+        """The vocabulary as JSON values, for files and checkpoints."""
         record = {
-            "tokenising": self.tokenising,
+            "tokenizer": self.tokenizer,
             "words": list(self.words),
             "answers": list(self.answers),
         }
-        # Only where it is so: packs and runs are recognised by these records.
+        # Only if it is true: packs and runs are identified by these records.
         return {**record, "unk_learned": True} if self.unk_learned else record
 
     @classmethod
     def from_record(cls, record: Any, where: str = "the vocabulary") -> Self:
+        """The vocabulary of a record; `where` names its source in errors."""
         if not isinstance(record, Mapping):
             raise InputError(f"{where}: this is no vocabulary, but a {type(record).__name__}")
         for name in ("words", "answers"):
@@ -194,31 +200,28 @@ class Vocabulary:
         try:
             words, answers = tuple(record["words"]), tuple(record["answers"])
             unk_learned = record.get("unk_learned") is True
-            found = cls(words, str(record.get("tokenising")), answers, unk_learned)
+            return cls(words, str(record.get("tokenizer")), answers, unk_learned)
         except InputError as error:
             raise InputError(f"{where}: {error}") from None
-        lacking = [answer for answer in ANSWERS if answer not in answers]
-        if lacking:
-            raise InputError(f"{where}: {lacking[0]!r} is not among its answers, but among CLEVR's")
-        return found
 
     def save(self, path: Path) -> None:
+        """Write the vocabulary to a JSON file."""
         write_json(path, self.to_record())
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """From a file of `save`, or from the community's vocab.json."""
+        """The vocabulary of a file written by `save`, or of a vocab.json of public repositories."""
         record = read_json(path)
         if isinstance(record, dict) and "question_token_to_idx" in record:
-            record = _from_community_record(record, str(path))
+            record = _from_vocab_json(record, str(path))
         return cls.from_record(record, str(path))
 
 
-# --- the community's vocab.json --------------------------------------------------------------
+# --- vocab.json of public repositories -------------------------------------------------------
 
 
-def to_community_record(vocabulary: Vocabulary) -> dict[str, Any]:
-    """What vocab.json holds; the tokenising is ours to add, and in nobody's way."""
+def to_vocab_json(vocabulary: Vocabulary) -> dict[str, Any]:
+    """The content of vocab.json, with the tokenizer added, which other readers ignore."""
 
     def ids(words: Iterable[str]) -> dict[str, int]:
         return {word: i for i, word in enumerate(words)}
@@ -227,25 +230,27 @@ def to_community_record(vocabulary: Vocabulary) -> dict[str, Any]:
         "question_token_to_idx": ids(vocabulary.words),
         "program_token_to_idx": ids(PROGRAM_TOKENS),
         "answer_token_to_idx": ids(SPECIALS + vocabulary.answers),
-        "tokenising": vocabulary.tokenising,
+        "tokenizer": vocabulary.tokenizer,
     }
 
 
-def _from_community_record(record: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The same as a record of ours, once its programs and answers prove to be numbered as ours."""
-    words = _by_id(record, "question_token_to_idx", where)
-    for key, published in (
-        ("program_token_to_idx", PROGRAM_TOKENS),
-        ("answer_token_to_idx", SPECIALS + ANSWERS),
+def _from_vocab_json(record: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The record of a vocab.json, after a check that its programs are numbered as ours."""
+    words, programs, answers = (
+        _by_id(record, f"{kind}_token_to_idx", where) for kind in ("question", "program", "answer")
+    )
+    for key, tokens, published in (
+        ("program", programs, PROGRAM_TOKENS),
+        ("answer", answers[: len(SPECIALS)], SPECIALS),
     ):
-        for i, (token, ours) in enumerate(zip_longest(_by_id(record, key, where), published)):
+        for i, (token, ours) in enumerate(zip_longest(tokens, published)):
             if token != ours:
                 raise InputError(
-                    f'{where}: token {i} of "{key}" is {shown(token)}, not {ours!r}; programs and '
-                    f"answers must be numbered as in the published file"
+                    f'{where}: token {i} of "{key}_token_to_idx" is {shown(token)}, not {ours!r}; '
+                    "programs and special tokens must be numbered as in the published file"
                 )
-    tokenising = record.get("tokenising", "clevr-iep")  # theirs has but one
-    return {"tokenising": tokenising, "words": words, "answers": list(ANSWERS)}
+    tokenizer = record.get("tokenizer", "clevr-iep")  # the only one of those repositories
+    return {"tokenizer": tokenizer, "words": words, "answers": answers[len(SPECIALS) :]}
 
 
 def _by_id(record: Mapping[str, Any], key: str, where: str) -> list[str]:

@@ -1,1 +1,1 @@
-"""What a trained network answers, and how often it is right."""
+"""Accuracy of trained networks."""

@@ -1,44 +1,41 @@
-"""How often answers are right: in all, by kind of question, and what is answered instead."""
+"""Accuracy of predicted answers: overall, by kind of question, and which answers are confused."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from macnet.clevr.program import COLUMN_OF
 from macnet.data.dataset import Dataset
-from macnet.data.questions import TYPES, UNKNOWN
+from macnet.data.formats import DatasetFormat
+from macnet.data.question_arrays import UNKNOWN
 from macnet.data.vocab import PAD
 from macnet.errors import InputError
-
-COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(COLUMN_OF.values()))
-"""Of the paper's table 1, in its order."""
 
 Z = 1.959963984540054
 """Within ±Z lies 95% of a normal distribution."""
 
-_COLUMN = np.array([COLUMNS.index(COLUMN_OF[name]) for name in TYPES])
-
 
 @dataclass(frozen=True)
-class Share:
-    right: int
-    count: int
+class Proportion:
+    """A proportion of a number of cases, with its uncertainty."""
+
+    correct: int
+    total: int
 
     @property
     def value(self) -> float:
-        """Not a number where nothing was counted."""
-        return self.right / self.count if self.count else math.nan
+        """The proportion, from 0 to 1; NaN if there are no cases."""
+        return self.correct / self.total if self.total else math.nan
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's, of 95%: it stays within [0, 1] and holds for a few questions too."""
-        n = self.count
+        """Wilson's 95% interval, which stays within [0, 1] and holds for a few cases too."""
+        n = self.total
         if not n:
             return 0.0, 1.0
         p, more = self.value, Z * Z / n
@@ -46,132 +43,152 @@ class Share:
         half = math.sqrt(p * (1 - p) * more + more * more / 4) / (1 + more)
         return max(0.0, middle - half), min(1.0, middle + half)
 
+    def percent(self, digits: int = 2) -> str:
+        """The proportion in percent, for tables."""
+        return f"{100 * self.value:.{digits}f}" if self.total else "–"
+
+    def percent_interval(self, digits: int = 2) -> str:
+        """The interval in percent, for tables."""
+        return " – ".join(f"{100 * end:.{digits}f}" for end in self.interval)
+
     def to_record(self) -> dict[str, Any]:
+        """The proportion for JSON."""
         return {
-            "accuracy": self.value if self.count else None,
+            "accuracy": to_json(self.value),
             "interval": list(self.interval),
-            "right": self.right,
-            "count": self.count,
+            "correct": self.correct,
+            "total": self.total,
         }
+
+
+def to_json(value: Any) -> Any:
+    """Mappings and lists of numbers and of what has a record, for JSON, which has no NaN."""
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [to_json(item) for item in value]
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    return value.to_record() if hasattr(value, "to_record") else value
 
 
 @dataclass(frozen=True)
 class Results:
-    """Of the questions whose answer is known."""
+    """Accuracy on the questions whose answer is known."""
 
     origin: str
-    """What the questions are of: CLEVR, a generated world, …"""
+    """The origin of the dataset: CLEVR, generated, …"""
+    format: DatasetFormat
     answers: tuple[str, ...]
-    """By id."""
-    overall: Share
-    columns: Mapping[str, Share]
-    """All of `COLUMNS`, even if there is no such question."""
-    types: Mapping[str, Share]
-    """All of `TYPES`."""
-    families: Mapping[int, Share]
-    """Those that there are, by number."""
-    lengths: Mapping[int, Share]
-    """By the number of steps in a question's program."""
-    confusion: np.ndarray
-    """(answers, answers) int64: how often the first, which is right, was answered by the second."""
+    """The possible answers, by id."""
+    overall: Proportion
+    groups: Mapping[str, Proportion]
+    """Accuracy by group of question types: all groups of the format, even without questions."""
+    types: Mapping[str, Proportion]
+    """Accuracy by question type: all types of the format, even without questions."""
+    families: Mapping[int, Proportion]
+    """Accuracy by the number of the question family; only families with questions."""
+    lengths: Mapping[int, Proportion]
+    """Accuracy by the number of steps in the question's program."""
+    confusion: Counter[tuple[int, int]]
+    """How often the first, the correct answer, was answered by the second; both by id.
+
+    Questions whose correct answer is not among the answers are not in it.
+    """
 
     @property
     def count_errors(self) -> dict[int | None, int]:
-        """Of the wrong answers where a number is right, which is so of all Count questions and of
-        no others, how many are off by how far: below 0 too low, None no number at all."""
+        """Wrong answers where a number is correct, by predicted minus correct number.
+
+        None stands for predictions that are no number.
+        """
         times = Counter[int | None]()
-        for right, given, count in self.confusions():
-            if right.isdecimal():
-                times[int(given) - int(right) if given.isdecimal() else None] += count
+        for correct, predicted, count in self.confusions():
+            if correct.isdecimal():
+                off = int(predicted) - int(correct) if predicted.isdecimal() else None
+                times[off] += count
         return dict(times)
 
     @property
-    def off_by_one(self) -> Share:
-        """Of all of those, the numbers just before and after the right one."""
+    def off_by_one(self) -> Proportion:
+        """The proportion of count errors that are off by one."""
         errors = self.count_errors
-        return Share(errors.get(-1, 0) + errors.get(1, 0), sum(errors.values()))
+        return Proportion(errors.get(-1, 0) + errors.get(1, 0), sum(errors.values()))
 
     def accuracies(self) -> dict[str, float]:
-        """Overall and of each column that has questions: what is followed while a network learns"""
-        asked = {name: share.value for name, share in self.columns.items() if share.count}
+        """Accuracy overall and of each group with questions, as logged during training."""
+        asked = {name: group.value for name, group in self.groups.items() if group.total}
         return {"overall": self.overall.value, **asked}
 
     def confusions(self) -> list[tuple[str, str, int]]:
-        """Wrong answers: what was right, what was answered, how often; the most frequent first."""
-        wrong = self.confusion * (1 - np.eye(len(self.answers), dtype=np.int64))
-        order = np.argsort(-wrong, axis=None, kind="stable")[: np.count_nonzero(wrong)]
+        """Wrong answers as (correct, predicted, times), the most frequent first."""
+        ranked = sorted(self.confusion.items(), key=lambda item: (-item[1], item[0]))
         return [
-            (self.answers[right], self.answers[given], int(wrong[right, given]))
-            for right, given in zip(*np.unravel_index(order, wrong.shape), strict=True)
+            (self.answers[correct], self.answers[predicted], times)
+            for (correct, predicted), times in ranked
+            if correct != predicted
         ]
 
     def to_record(self) -> dict[str, Any]:
-        """All of it, for JSON."""
-        by: dict[str, Mapping[Any, Share]] = {
-            "columns": self.columns,
-            "types": self.types,
-            "families": self.families,
-            "program_lengths": self.lengths,
-        }
+        """All results for JSON."""
+        errors = sorted(self.count_errors.items(), key=lambda item: (item[0] is None, item[0]))
         return {
             "origin": self.origin,
             "overall": self.overall.to_record(),
-            **{
-                name: {str(key): share.to_record() for key, share in shares.items()}
-                for name, shares in by.items()
-            },
-            "counting_errors": {
-                "count": self.off_by_one.count,
-                "off_by_one": self.off_by_one.right,
-                "share": self.off_by_one.to_record()["accuracy"],
-                "answered_less_right": {
-                    "no number" if off is None else str(off): times
-                    for off, times in sorted(
-                        self.count_errors.items(), key=lambda item: (item[0] is None, item[0])
-                    )
+            "groups": to_json(self.groups),
+            "types": to_json(self.types),
+            "families": to_json(self.families),
+            "program_lengths": to_json(self.lengths),
+            "count_errors": {
+                "total": self.off_by_one.total,
+                "off_by_one": self.off_by_one.correct,
+                "by_difference": {
+                    "no number" if off is None else str(off): times for off, times in errors
                 },
             },
             "answers": list(self.answers),
-            "confusion": self.confusion.tolist(),
+            "confusion": sorted([*pair, times] for pair, times in self.confusion.items()),
         }
 
 
 def measure(dataset: Dataset, predictions: np.ndarray) -> Results:
-    """Compare answers (Q,), one for each question of the set, with the right ones."""
-    dataset.refuse_empty()
+    """Compare predictions (Q,), one for each question of the dataset, with the known answers.
+
+    A negative answer other than UNKNOWN is known, but none of the vocabulary's: always wrong.
+    """
+    dataset.check_not_empty()
     questions, answers = dataset.questions, dataset.vocabulary.answers
-    known = dataset.chosen[dataset.answers != UNKNOWN]
+    known = dataset.selected[dataset.answers != UNKNOWN]
     if not len(known):
-        raise InputError(
-            f"{dataset.name}: its questions come without answers, so there is nothing to "
-            "compare with; write down the network's with --predictions FILE"
-        )
-    truth, given = questions.answers[known].astype(np.int64), predictions[known].astype(np.int64)
-    if given.min() < 0 or given.max() >= len(answers):
-        raise ValueError(f"predictions run from {given.min()} to {given.max()}: no answers' ids")
-    right = truth == given
-    types, size = questions.types[known], len(answers)
-    columns = np.where(types == UNKNOWN, UNKNOWN, _COLUMN[types])
+        raise InputError(f"{dataset.name}: its questions come without answers")
+    truth, predicted = (a[known].astype(np.int64) for a in (questions.answers, predictions))
+    if predicted.min() < 0 or predicted.max() >= len(answers):
+        span = f"from {predicted.min()} to {predicted.max()}"
+        raise ValueError(f"predictions run {span}, which are no ids of answers")
+    correct = truth == predicted
+    types, names = questions.types[known], dataset.format.question_types
+    group_of = [dataset.format.type_groups.get(name, name) for name in names]
+    groups = tuple(dict.fromkeys(group_of))
+    to_group = np.array([*map(groups.index, group_of), UNKNOWN])  # type −1 leads to the last
     steps = np.count_nonzero(questions.programs[known] != PAD, axis=1)
+    families = by_kind(questions.families[known], correct)
+    lengths = by_kind(np.where(steps == 0, UNKNOWN, steps), correct)
     return Results(
-        origin=str(dataset.about.get("origin", "unknown")),
+        origin=str(dataset.metadata.get("origin", "unknown")),
+        format=dataset.format,
         answers=answers,
-        overall=Share(int(right.sum()), len(right)),
-        columns=dict(zip(COLUMNS, _shares(columns, right, len(COLUMNS)), strict=True)),
-        types=dict(zip(TYPES, _shares(types, right, len(TYPES)), strict=True)),
-        families=_that_occur(_shares(questions.families[known], right)),
-        lengths=_that_occur(_shares(np.where(steps == 0, UNKNOWN, steps), right)),
-        confusion=np.bincount(truth * size + given, minlength=size**2).reshape(size, size),
+        overall=Proportion(int(correct.sum()), len(correct)),
+        groups=dict(zip(groups, by_kind(to_group[types], correct, len(groups)), strict=True)),
+        types=dict(zip(names, by_kind(types, correct, len(names)), strict=True)),
+        families={family: found for family, found in enumerate(families) if found.total},
+        lengths={length: found for length, found in enumerate(lengths) if found.total},
+        confusion=Counter(zip(*(a[truth >= 0].tolist() for a in (truth, predicted)), strict=True)),
     )
 
 
-def _shares(kinds: np.ndarray, right: np.ndarray, at_least: int = 0) -> list[Share]:
-    """Of questions of kind 0, 1, …; those of an unknown kind are passed over."""
+def by_kind(kinds: np.ndarray, correct: np.ndarray, at_least: int = 0) -> list[Proportion]:
+    """The accuracy on questions of kind 0, 1, …; those of an unknown kind are left out."""
     known = kinds != UNKNOWN
-    counts = np.bincount(kinds[known], minlength=at_least)
-    rights = np.bincount(kinds[known & right], minlength=len(counts))
-    return [Share(*pair) for pair in zip(rights.tolist(), counts.tolist(), strict=True)]
-
-
-def _that_occur(shares: Sequence[Share]) -> dict[int, Share]:
-    return {kind: share for kind, share in enumerate(shares) if share.count}
+    totals = np.bincount(kinds[known], minlength=at_least)
+    corrects = np.bincount(kinds[known & correct], minlength=len(totals))
+    return [Proportion(*pair) for pair in zip(corrects.tolist(), totals.tolist(), strict=True)]

@@ -1,1 +1,1 @@
-"""A trained network at work: asked about one picture, and watched while it thinks."""
+"""Asking a trained network about images, and showing what it attends to."""

@@ -1,19 +1,16 @@
-"""A trained network to talk to.
+"""A trained network that answers questions about images.
 
-    model = open_model()  # which is `macnet.load`
+    model = macnet.load()
     model.ask("scene.png", "What color is the cube?").answer
-    model.explain("scene.png", "What color is the cube?").looks
+    model.explain("scene.png", "What color is the cube?").steps
 
-A word that the network has never read is named in the reply, with what was read in its place
-(`data.reading` has the rule). Marks that it has never read, such as commas, are left out unnamed.
+A word that is not in the vocabulary is named in the reply, with the word it was read as
+(`data.unknown_words` has the rule). Unknown punctuation, such as commas, is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from os import PathLike
-from pathlib import Path
+from contextlib import AbstractContextManager, nullcontext
 from reprlib import repr as shown  # which no word can make longer than a line
 from typing import NamedTuple
 
@@ -22,157 +19,151 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from macnet.data.reading import EMPTY, Unknown, read, typed_words
+from macnet.checkpoint import RunLike, TrainedNetwork, load_trained
+from macnet.data.unknown_words import NO_WORDS, UnknownWord, replace_unknown, split_words
 from macnet.data.vocab import MAX_WORDS, SPECIALS, UNK, Vocabulary
-from macnet.errors import InputError, is_about_memory, not_finite
-from macnet.explain.picture import Picture, open_picture, squeeze
-from macnet.explain.reply import Centres, Explanation, Look, Reply
-from macnet.models.encoders import PixelTrunk
-from macnet.models.mac import MACNetwork, Step
-from macnet.models.registry import look_and_read
-from macnet.training.checkpoint import Trained, open_trained
+from macnet.errors import InputError, is_out_of_memory, not_finite_error
+from macnet.explain.image import ImageLike, open_image, resize
+from macnet.explain.reply import Explanation, GridCenters, Reply, StepAttention
+from macnet.models.encoders import PixelEncoder
+from macnet.models.mac import StepTrace
 from macnet.workers import one_thread
 
-MOST_NAMED = 5
-SHIPPED = Path(__file__).parents[1] / "weights" / "mac.safetensors"
+MAX_NAMED = 5  # unknown words in an error message
 
 
-def open_model(run: str | PathLike[str] | None = None, device: torch.device | str = "cpu") -> Model:
-    """The network that comes with the package; or that of a run, by its folder or a file of it."""
-    return Model(open_trained(shipped() if run is None else Path(run)), device)
+def load(run: RunLike = None, *, device: torch.device | str = "cpu") -> Model:
+    """Load the network of a run: by its folder, a file of weights or a `Run`.
 
-
-def shipped() -> Path:
-    if not SHIPPED.exists():
-        raise InputError(
-            f"{SHIPPED}: the network that comes with macnet is missing; install macnet again, or "
-            "name a run of your own"
-        )
-    return SHIPPED
+    Without a run, it is the network that is shipped with macnet.
+    """
+    return Model(load_trained(run), device)
 
 
 class Model:
-    """A network that learned from pictures, and the words it knows."""
+    """A network that was trained on images, with its vocabulary, on a device."""
 
-    def __init__(self, trained: Trained, device: torch.device | str = "cpu") -> None:
-        if trained.system.answer is not look_and_read:
+    def __init__(self, trained: TrainedNetwork, device: torch.device | str = "cpu") -> None:
+        if trained.system.needs_question_types:
             raise InputError(
-                f"{trained.path}: it is of the system {trained.system.name}, which neither looks "
-                "nor reads; ask another"
+                f"{trained.path}: it is of the system {trained.system.name}, which takes neither "
+                "images nor questions; ask another"
             )
-        if not trained.fit.pixels:
+        if not trained.data_spec.pixels:
             raise InputError(
-                f"{trained.path}: it learned from features, and cannot see pictures; ask one that "
-                "learned from pixels"
+                f"{trained.path}: it was trained on features, and cannot take images; ask one that "
+                "was trained on images"
             )
         self.trained = trained
         try:
             self.device = torch.device(device)
             torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError, TypeError) as error:  # torch has all of them for it
-            if is_about_memory(error):
+        except (RuntimeError, AssertionError, TypeError) as error:  # torch raises any of them
+            if is_out_of_memory(error):
                 raise
-            raise InputError(f"device is {device!r}, which is not here; choose cpu") from None
-        self.network = trained.network().to(self.device)
+            raise InputError(f"`device` is {device!r}, which is not available; use cpu") from None
+        with self._single_threaded():
+            self.network = trained.network().to(self.device)
 
-    def ask(self, image: Picture, question: str) -> Reply:
-        """What the network answers; a picture is a path, an image of Pillow's, or an array."""
-        asked = understand(question, self.trained.vocabulary)
-        with self._thinking():
-            logits = self.network(self._seen(open_picture(image)), self._read(asked))
-        return self._reply(asked, logits)
+    def ask(self, image: ImageLike, question: str) -> Reply:
+        """The answer of the network; an image is a path, a Pillow image, or an array."""
+        parsed = parse_question(question, self.trained.vocabulary)
+        with self._single_threaded(), torch.inference_mode():
+            logits = self.network(self._to_pixels(open_image(image)), self._to_tokens(parsed))
+        return self._reply(parsed, logits)
 
-    def explain(self, image: Picture, question: str) -> Explanation:
-        """The same answer, and what the network attended to on the way to it."""
-        network = self.network
-        if not isinstance(network, MACNetwork):
-            raise InputError(
-                f"{self.trained.path}: it is of the system {self.trained.system.name}, which "
-                "attends to nothing; only a MAC can be watched while it thinks"
-            )
-        asked, picture = understand(question, self.trained.vocabulary), open_picture(image)
-        with self._thinking():
-            logits, steps = network.trace(self._seen(picture), self._read(asked))
-        size = self.trained.fit.height, self.trained.fit.width
-        places = PixelTrunk.centres(*size)
-        grid = len(places[0]), len(places[1])
-        # The middle of a pixel is half a pixel further than its number.
-        middles = ((np.array(at) + 0.5) / length for at, length in zip(places, size, strict=True))
+    def explain(self, image: ImageLike, question: str) -> Explanation:
+        """The same answer, and what each reasoning step attended to."""
+        trace = self.trained.tracer(self.network)
+        parsed, rgb = parse_question(question, self.trained.vocabulary), open_image(image)
+        with self._single_threaded(), torch.inference_mode():
+            logits, steps = trace(self._to_pixels(rgb), self._to_tokens(parsed))
+        size = self.trained.data_spec.height, self.trained.data_spec.width
+        pixels = PixelEncoder.cell_centers(*size)
+        grid = len(pixels[0]), len(pixels[1])
+        # The center of a pixel is half a pixel further than its index.
+        centers = ((np.array(at) + 0.5) / length for at, length in zip(pixels, size, strict=True))
         return Explanation(
-            reply=self._reply(asked, logits),
-            words=asked.words,
-            picture=np.asarray(picture),
-            centres=Centres(*middles),
-            looks=tuple(_look(step, grid) for step in steps),
+            reply=self._reply(parsed, logits),
+            words=parsed.words,
+            image=np.asarray(rgb),
+            centers=GridCenters(*centers),
+            steps=tuple(_to_attention(step, grid) for step in steps),
         )
 
-    @contextmanager
-    def _thinking(self) -> Iterator[None]:
-        """On a CPU with a single thread: a question is too little work to share out.
+    def _single_threaded(self) -> AbstractContextManager[None]:
+        """On a CPU with a single thread: one question is too little work to be split.
 
-        Several that wait for each other at every small product lose more than they win, and on a
+        Threads that wait for each other at every small product lose more than they win, and on a
         busy machine ten times as much. Whatever else this process does keeps its threads.
         """
-        alone = one_thread() if self.device.type == "cpu" else nullcontext()
-        with alone, torch.inference_mode():
-            yield
+        return one_thread() if self.device.type == "cpu" else nullcontext()
 
-    def _seen(self, picture: Image.Image) -> Tensor:
-        pixels = squeeze(picture, self.trained.fit.width, self.trained.fit.height)
+    def _to_pixels(self, rgb: Image.Image) -> Tensor:
+        pixels = resize(rgb, self.trained.data_spec.width, self.trained.data_spec.height)
         return torch.tensor(pixels[None], device=self.device)
 
-    def _read(self, asked: Asked) -> Tensor:
+    def _to_tokens(self, parsed: ParsedQuestion) -> Tensor:
         ids = self.trained.vocabulary.ids
-        return torch.tensor([[ids.get(word, UNK) for word in asked.words]], device=self.device)
+        return torch.tensor([[ids.get(word, UNK) for word in parsed.words]], device=self.device)
 
-    def _reply(self, asked: Asked, logits: Tensor) -> Reply:
+    def _reply(self, parsed: ParsedQuestion, logits: Tensor) -> Reply:
         if not logits.isfinite().all():
-            raise not_finite(self.trained.path)
-        shares = zip(
+            raise not_finite_error(self.trained.path)
+        probabilities = zip(
             self.trained.vocabulary.answers, logits[0].double().softmax(-1).tolist(), strict=True
         )
-        ranked = dict(sorted(shares, key=lambda found: -found[1]))
-        return Reply(asked.question, ranked, asked.unknown)
+        ranked = dict(sorted(probabilities, key=lambda pair: -pair[1]))
+        return Reply(parsed.question, ranked, parsed.unknown)
 
 
-def _look(step: Step, grid: tuple[int, int]) -> Look:
-    """Of the only question that was asked."""
+def _to_attention(step: StepTrace, grid: tuple[int, int]) -> StepAttention:
+    """Of the only question in the batch."""
 
     def first(attention: Tensor | None) -> np.ndarray | None:
         return None if attention is None else attention[0].cpu().numpy()
 
-    return Look(
+    return StepAttention(
         words=first(step.words),
-        places=step.knowledge[0].view(grid).cpu().numpy(),
-        recalled=first(step.self_attention),
-        # The reference has a gate to each number of the memory.
-        kept=None if step.gate is None else step.gate[0].mean().item(),
+        image=step.knowledge[0].view(grid).cpu().numpy(),
+        self_attention=first(step.self_attention),
+        # The reference has a gate for each element of the memory.
+        gate=None if step.gate is None else step.gate[0].mean().item(),
     )
 
 
 # --- questions -------------------------------------------------------------------------------
 
 
-class Asked(NamedTuple):
-    """A question as it was understood."""
+class ParsedQuestion(NamedTuple):
+    """A question as words of the vocabulary."""
 
     question: str
+    """The question as it was typed."""
     words: tuple[str, ...]
-    """As `data.reading` reads them."""
-    unknown: tuple[Unknown, ...]
+    """The words that the network reads."""
+    unknown: tuple[UnknownWord, ...]
+    """Words that are not in the vocabulary."""
 
 
-def understand(question: str, vocabulary: Vocabulary) -> Asked:
-    typed = typed_words(question, vocabulary)
-    if not {*typed} - EMPTY:
-        raise InputError('the question is empty; ask something such as "What color is the cube?"')
+def parse_question(question: str, vocabulary: Vocabulary) -> ParsedQuestion:
+    """Split a question into words of the vocabulary; refused if none is left."""
+    typed = split_words(question, vocabulary)
+    if not {*typed} - NO_WORDS:
+        raise InputError("the question is empty; ask one in the words that the network knows")
     if len(typed) > MAX_WORDS:
         raise InputError(f"the question has {len(typed):,} words; {MAX_WORDS} is the most")
-    words, unknown = read(typed, vocabulary)
-    if not {*words} - EMPTY - {SPECIALS[UNK]}:
-        strange = ", ".join(shown(lacking.word) for lacking in unknown[:MOST_NAMED])
+    words, unknown = replace_unknown(typed, vocabulary)
+    if not {*words} - NO_WORDS - {SPECIALS[UNK]}:
+        strange = ", ".join(shown(lacking.word) for lacking in unknown[:MAX_NAMED])
         raise InputError(
-            f"the network has read no word of this question ({strange}); it knows those of CLEVR's "
-            'questions, such as "What color is the cube?"'
+            f"no word of the question is in the network's vocabulary ({strange}); ask with words "
+            f"such as {', '.join(map(shown, _some_words(vocabulary)))}"
         )
-    return Asked(question, words, unknown)
+    return ParsedQuestion(question, words, unknown)
+
+
+def _some_words(vocabulary: Vocabulary) -> list[str]:
+    """A few words, evenly spread over the vocabulary."""
+    words = [word for word in vocabulary.words[len(SPECIALS) :] if word.isalpha()]
+    return words[:: max(1, len(words) // MAX_NAMED)][:MAX_NAMED]

@@ -1,55 +1,56 @@
-"""Attention over a grid of places, shown on the picture itself.
+"""Attention over a grid of cells, shown on the image itself.
 
-What is attended stands in the light and in its own colours, for colours are what is asked about;
-the rest loses light and most of its colour. The cue is light, so that it reads the same to all
-eyes. `page.html` shades its pictures by the same rule.
+What is attended to is bright and in its own colors, for colors are what is asked about; the rest is
+dark and loses most of its color. The cue is brightness, so that it reads the same to all eyes.
+`page.html` does the same in the browser.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from macnet.explain.reply import Centres
+from macnet.explain.reply import GridCenters
 
-WIDTH = 0.55  # of the bell over a place, in places: wide enough to blend, too narrow to move a peak
-LIT, UNLIT = 1.2, 0.4  # times the light of the picture, where attention is strongest and where none
-COLOUR = 0.4  # that is left where there is none
+SIGMA = 0.55  # of a Gaussian over a cell, in cells: wide enough to blend, too narrow to move a peak
+BRIGHT, DARK = 1.2, 0.4  # times the image's brightness, at the strongest attention and at none
+SATURATION = 0.4  # that is left where there is none
+PARAMETERS = {"sigma": SIGMA, "bright": BRIGHT, "dark": DARK, "saturation": SATURATION}
 LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 
 
-def spread(places: np.ndarray, centres: Centres, width: int, height: int) -> np.ndarray:
-    """(h, w) attention → a smooth (height, width) map of light, 1 where it is strongest.
+def upsample(attention: np.ndarray, centers: GridCenters, width: int, height: int) -> np.ndarray:
+    """(h, w) attention → a smooth (height, width) map, 1 where it is strongest.
 
-    It is the root of attention, or one strong place would leave all others in the dark alike.
-    Light falls where a place is centred, which is not the middle of its cell in an even grid.
-    Attention that is the same everywhere is light that is the same everywhere.
+    It is the root of attention, or one strong cell would leave all others equally dark. A cell's
+    peak is at its center, which is not the center of the cell of an even grid. Uniform attention
+    gives a uniform map.
     """
-    down, across = _weights(centres.down, height), _weights(centres.across, width)
-    light = down @ places.astype(np.float32) @ across.T
-    strongest = light.max()
-    spread: np.ndarray = np.sqrt(light / strongest) if strongest > 0 else light
-    return spread
+    rows, columns = _weights(centers.rows, height), _weights(centers.columns, width)
+    smooth = rows @ attention.astype(np.float32) @ columns.T
+    strongest = smooth.max()
+    scaled: np.ndarray = np.sqrt(smooth / strongest) if strongest > 0 else smooth
+    return scaled
 
 
-def shade(picture: np.ndarray, places: np.ndarray, centres: Centres) -> np.ndarray:
-    """A picture (H, W, 3) uint8 as attention (h, w) lights it."""
-    height, width = picture.shape[:2]
-    colours = picture.astype(np.float32)
-    grey = (colours @ LUMA)[..., None]
-    lit = colours * np.minimum(LIT, 255 / colours.max(-1, keepdims=True).clip(1))
-    unlit = UNLIT * (COLOUR * colours + (1 - COLOUR) * grey)
-    light = spread(places, centres, width, height)[..., None]
-    shaded: np.ndarray = np.rint(unlit + light * (lit - unlit)).astype(np.uint8)
+def overlay_attention(image: np.ndarray, attention: np.ndarray, centers: GridCenters) -> np.ndarray:
+    """An image (H, W, 3) uint8 with attention (h, w) shown as brightness."""
+    height, width = image.shape[:2]
+    colors = image.astype(np.float32)
+    gray = (colors @ LUMA)[..., None]
+    bright = colors * np.minimum(BRIGHT, 255 / colors.max(-1, keepdims=True).clip(1))
+    dark = DARK * (SATURATION * colors + (1 - SATURATION) * gray)
+    share = upsample(attention, centers, width, height)[..., None]
+    shaded: np.ndarray = np.rint(dark + share * (bright - dark)).astype(np.uint8)
     return shaded
 
 
-def _weights(centres: np.ndarray, pixels: int) -> np.ndarray:
-    """(pixels, places): the share of each place in each pixel, by a bell over its centre.
+def _weights(centers: np.ndarray, pixels: int) -> np.ndarray:
+    """(pixels, cells): the weight of each cell in each pixel, a Gaussian around its center.
 
-    Beyond the outermost centres all stays as it is there, or the edges would outshine them.
+    Beyond the outermost centers weights stay constant, or the edges would outshine them.
     """
-    apart = centres[1] - centres[0] if len(centres) > 1 else 1.0
-    at = ((np.arange(pixels) + 0.5) / pixels).clip(centres[0], centres[-1])
-    bells = np.exp(-0.5 * ((at[:, None] - centres) / (WIDTH * apart)) ** 2)
+    apart = centers[1] - centers[0] if len(centers) > 1 else 1.0
+    at = ((np.arange(pixels) + 0.5) / pixels).clip(centers[0], centers[-1])
+    bells = np.exp(-0.5 * ((at[:, None] - centers) / (SIGMA * apart)) ** 2)
     weights: np.ndarray = (bells / bells.sum(1, keepdims=True)).astype(np.float32)
     return weights

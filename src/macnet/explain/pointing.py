@@ -1,132 +1,125 @@
-"""Where networks look while they answer questions about a world that knows where its objects are.
+"""What networks attend to while they answer questions about a world whose objects are known.
 
 if __name__ == "__main__":  # workers are spawned, and import this file again
     world = World(seed=1, width=128, height=128)
-    networks = watchable(trained), with_random_weights(trained)
-    truth, (own, random) = observe(networks, trained.vocabulary, world, images=500, workers=2)
+    tracers = trained_and_untrained(trained, torch.device("cpu"))
+    truth, (own, random) = collect_attention(tracers, trained.vocabulary, world, images=500)
 
-A step *points* at an object if the one place of the knowledge base that it attends to most shows at
-least a pixel of it. There is no margin around: whoever looks beside an object does not point at it.
-A place may show two objects, and a step then points at both; chance is counted by the same rule.
+A step *points* at an object if the cell of the knowledge base that it attends to most shows at
+least one pixel of the object. There is no margin. A cell may show two objects, and a step then
+points at both; chance is counted by the same rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
+from torch.nn.functional import max_pool2d
 
-from macnet.clevr.program import Facts, question_type
-from macnet.clevr.questions import BLOCK, Question
+from macnet.checkpoint import TrainedNetwork
+from macnet.clevr.program import SceneIndex, question_type
+from macnet.clevr.questions import IMAGES_PER_BLOCK
+from macnet.clevr.references import referenced_objects
 from macnet.clevr.scene import MAX_OBJECTS
-from macnet.clevr.table import to_scenes
-from macnet.clevr.visits import visits
+from macnet.clevr.scene_array import array_to_scenes
 from macnet.clevr.world import Block, Stream, World
-from macnet.data.questions import UNKNOWN
-from macnet.data.stream import Encoder
+from macnet.data.endless import BlockEncoder
+from macnet.data.question_arrays import UNKNOWN
 from macnet.data.vocab import PAD, Vocabulary
-from macnet.errors import InputError, not_finite
-from macnet.evaluation.answering import AT_ONCE, AT_ONCE_ON_CPU
-from macnet.models.encoders import PixelTrunk
-from macnet.models.mac import MACNetwork
+from macnet.errors import InputError, not_finite_error
+from macnet.evaluation.predict import BATCH_IMAGES, BATCH_IMAGES_CPU
+from macnet.models.encoders import PixelEncoder
+from macnet.models.mac import StepTrace
 from macnet.progress import progress
-from macnet.training.checkpoint import Trained
 
-SEED = 0  # of random weights
+SEED = 0  # of untrained weights
 
 
 @dataclass(frozen=True)
-class Truth:
-    """Q questions about N pictures, and what their programs visit: the same for every network.
+class GroundTruth:
+    """Q questions about N images, and the objects that their programs refer to.
 
-    Pictures have up to ten objects and L places, those of the networks' knowledge bases.
+    Images have up to ten objects and L cells, those of the networks' knowledge bases.
     """
 
-    pictures: np.ndarray
-    """(Q,): the picture that each is about."""
-    shows: np.ndarray
-    """(N, 10, L) bool: whether a place shows a pixel of an object."""
-    columns: int
-    """Of the grid that the places make, row by row."""
-    there: np.ndarray
-    """(N, 10) bool: which objects there are."""
-    referents: np.ndarray
-    """(Q, 10) bool"""
-    members: np.ndarray
-    """(Q, 10) bool"""
-    links: np.ndarray
-    """(K, 3): a question, and two of its referents, of which the first leads to the second."""
-    kinds: np.ndarray
-    """(Q,): the column of the paper's tables, by name."""
+    images: np.ndarray
+    """(Q,): the image that each question is about."""
+    cells: np.ndarray
+    """(N, 10, L) bool: whether a cell shows a pixel of an object."""
+    grid_width: int
+    """Number of columns of the grid of cells, which are in row-major order."""
+    exists: np.ndarray
+    """(N, 10) bool: which objects exist."""
+    unique_objects: np.ndarray
+    """(Q, 10) bool: objects that a `unique` of the program finds."""
+    counted_objects: np.ndarray
+    """(Q, 10) bool: objects that a program counts or finds to exist."""
+    hops: np.ndarray
+    """(K, 3): a question, and two of its unique objects, of which the first leads to the second."""
+    groups: np.ndarray
+    """(Q,): the group of each question's type, by name."""
     answers: np.ndarray
-    """(Q,): by their id in the vocabulary."""
+    """(Q,): ids in the vocabulary."""
 
     @property
-    def others(self) -> np.ndarray:
-        """(Q,): for each question the next about its picture, after the last the first."""
-        last = np.append(self.pictures[1:] != self.pictures[:-1], True)
-        first = np.append(0, np.flatnonzero(last)[:-1] + 1)
+    def other_questions(self) -> np.ndarray:
+        """(Q,): for each question the next one about its image, after the last the first."""
+        last = np.append(self.images[1:] != self.images[:-1], True)
         following = np.arange(1, len(last) + 1)
-        following[last] = first
+        following[last] = np.append(0, following[last][:-1])
         return following
 
-    def with_margin(self) -> Truth:
-        """As if objects were seen at the places around theirs too."""
-        grids = self.shows.reshape(*self.shows.shape[:2], -1, self.columns)
-        padded = np.pad(grids, [(0, 0), (0, 0), (1, 1), (1, 1)])
-        around = sliding_window_view(padded, (3, 3), axis=(2, 3)).max((4, 5))
-        return replace(self, shows=around.reshape(self.shows.shape))
+    def with_margin(self) -> GroundTruth:
+        """The same as if objects were also visible in the cells next to theirs."""
+        grids = torch.from_numpy(self.cells).float().unflatten(2, (-1, self.grid_width))
+        around = max_pool2d(grids, 3, stride=1, padding=1).bool()
+        return replace(self, cells=around.flatten(2).numpy())
 
 
-class Watched(NamedTuple):
-    """What a network of p steps attended to, and answered."""
+class AttentionRecord(NamedTuple):
+    """What a network of p steps attended to, and its answers."""
 
     peaks: np.ndarray
-    """(Q, p): the place that a step attends to most."""
+    """(Q, p): the cell that a step attends to most."""
     attention: np.ndarray
-    """(Q, p, 10): the share of a step's attention that is on the places of each object."""
+    """(Q, p, 10): the attention of a step to the cells of each object."""
     positions: np.ndarray
-    """(Q, p): where in the question it reads on average, from 0, the first word, to 1, the last.
+    """(Q, p): mean position of the attention to words, from 0, the first word, to 1, the last.
 
-    Not a number where it does not attend to words.
+    NaN if the network does not attend to words.
     """
     answers: np.ndarray
-    """(Q,)"""
+    """(Q,): ids of the predicted answers."""
 
 
-def watchable(trained: Trained) -> MACNetwork:
-    """Its network, which must attend to places of a picture."""
-    network = trained.network()
-    if not isinstance(network, MACNetwork):
+Tracer: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, list[StepTrace]]]
+"""Logits and reasoning steps for images and questions."""
+
+
+def trained_and_untrained(trained: TrainedNetwork, device: torch.device) -> tuple[Tracer, Tracer]:
+    """The network, and the same with random weights, which are the same each time."""
+    own = trained.network()
+    trace_own = trained.tracer(own)
+    if not trained.data_spec.pixels:
         raise InputError(
-            f"{trained.path}: it is of the system {trained.system.name}, which attends to nothing; "
-            "only a MAC can be watched"
+            f"{trained.path}: it was trained on features, and cannot take images; take a network "
+            "that was trained on images"
         )
-    if not trained.fit.pixels:
-        raise InputError(
-            f"{trained.path}: it learned from features, and cannot see pictures; only one that "
-            "learned from pictures can be watched"
-        )
-    return network
-
-
-def with_random_weights(trained: Trained) -> MACNetwork:
-    """The same network before it had learned anything; each time the same weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
-        fresh: Any = trained.system.build(trained.config, trained.fit)
-    network: MACNetwork = fresh.eval()
-    return network
+        untrained = trained.system.build(trained.config, trained.data_spec).eval()
+    own.to(device)
+    return trace_own, trained.tracer(untrained.to(device))
 
 
-def observe(
-    networks: Sequence[MACNetwork],
+def collect_attention(
+    tracers: Sequence[Tracer],
     vocabulary: Vocabulary,
     world: World,
     *,
@@ -135,140 +128,113 @@ def observe(
     device: torch.device | str = "cpu",
     workers: int = 0,
     name: object = "the network",
-) -> tuple[Truth, list[Watched]]:
-    """Ask all of them the questions about the first images of a split, and watch.
+) -> tuple[GroundTruth, list[AttentionRecord]]:
+    """Trace networks on the questions about the first images of a split.
 
-    Their pictures have the same places: they look at pixels through trunks of one kind. One whose
-    answers are not finite is refused, by that name.
+    Their grids of cells must be the same. Raises NotFiniteError, which names the network by
+    `name`, if logits are not finite.
     """
     if images < 1:
-        raise InputError(f"{images} images of {split!r} are asked for; one is the least")
-    encoder = Encoder.of(world, vocabulary)
-    place = nearest_places(world.height, world.width).to(device)
-    columns = len(PixelTrunk.centres(world.height, world.width)[1])
-    pictures: list[tuple[Tensor, int]] = []
-    questions: list[_Visiting] = []
-    seen: list[list[Watched]] = [[] for _ in networks]
+        raise InputError(f"`world_images` is {images}; it must be at least 1")
+    encoder = BlockEncoder.for_world(world, vocabulary)
+    nearest = nearest_cells(world.height, world.width).to(device)
+    grid_width = len(PixelEncoder.cell_centers(world.height, world.width)[1])
+    shown: list[Tensor] = []
+    counts: list[int] = []  # of objects in each image
+    asked: list[tuple[Any, ...]] = []
+    found: list[list[AttentionRecord]] = [[] for _ in tracers]
     with (
-        progress("watching", "images", images) as advance,
+        progress("tracing", "images", images) as advance,
         Stream(world, split=split, device=device, workers=workers) as stream,
     ):
-        for part in in_parts(stream, images):
-            shows = shown_at(part.objects, place)
-            tokens, real = side_by_side(part, encoder)
-            for parts, network in zip(seen, networks, strict=True):
-                all_of_it = watch(network, part.images, tokens, shows, name)
-                parts.append(Watched(*(column[real] for column in all_of_it)))
-            for scene, of_scene, asked in zip(
-                to_scenes(part.scenes), shows.cpu(), part.questions, strict=True
-            ):
-                facts = Facts(scene)
-                questions += (_visiting(len(pictures), q, facts, vocabulary) for q in asked)
-                pictures.append((of_scene, len(scene.objects)))
-            advance(len(part.images))
-    watched = [Watched(*map(np.concatenate, zip(*parts, strict=True))) for parts in seen]
-    return _collected(pictures, columns, questions), watched
+        for block in split_blocks(stream, images):
+            cells = object_cells(block.objects, nearest)
+            tokens, real = pad_block(block, encoder)
+            for parts, trace in zip(found, tracers, strict=True):
+                padded = trace_attention(trace, block.images, tokens, cells, name)
+                parts.append(AttentionRecord(*(column[real] for column in padded)))
+            shown.append(cells.cpu())
+            for scene, of_scene in zip(array_to_scenes(block.scenes), block.questions, strict=True):
+                facts = SceneIndex(scene)
+                for question in of_scene:
+                    objects = referenced_objects(question.program, facts)
+                    answer = vocabulary.answers.index(question.answer)
+                    asked.append((len(counts), *objects, question_type(question.program), answer))
+                counts.append(len(scene.objects))
+            advance(len(block.images))
+    of, unique, counted, hops, groups, answers = zip(*asked, strict=True)
+    truth = GroundTruth(
+        images=np.array(of),
+        cells=torch.cat(shown).numpy(),
+        grid_width=grid_width,
+        exists=np.arange(MAX_OBJECTS) < np.array(counts)[:, None],
+        unique_objects=_to_mask(unique),
+        counted_objects=_to_mask(counted),
+        hops=np.array([(q, *hop) for q, own in enumerate(hops) for hop in own], int).reshape(-1, 3),
+        groups=np.array(groups),
+        answers=np.array(answers),
+    )
+    records = [AttentionRecord(*map(np.concatenate, zip(*parts, strict=True))) for parts in found]
+    return truth, records
 
 
 @torch.inference_mode()
-def watch(
-    network: MACNetwork,
-    images: Tensor,
-    questions: Tensor,
-    shows: Tensor,
-    name: object = "the network",
-) -> Watched:
-    """Of N images and B questions, as a network takes them; shows: (N, 10, L)."""
-    logits, steps = network.trace(images, questions)
+def trace_attention(
+    trace: Tracer, images: Tensor, questions: Tensor, cells: Tensor, name: object = "the network"
+) -> AttentionRecord:
+    """Of N images and B questions, as a network takes them; cells: (N, 10, L)."""
+    logits, steps = trace(images, questions)
     if not logits.isfinite().all():  # the columns below are waited for as well
-        raise not_finite(name)
+        raise not_finite_error(name)
     attention = torch.stack([step.knowledge for step in steps], 1).float()  # (B, p, L)
     each = len(questions) // len(images)
-    on_objects = torch.einsum("ngpl,nol->ngpo", attention.unflatten(0, (-1, each)), shows.float())
+    on_objects = torch.einsum("ngpl,nol->ngpo", attention.unflatten(0, (-1, each)), cells.float())
     words = [step.words for step in steps if step.words is not None]
     if words:
         length = (questions != PAD).sum(1).clamp(min=2)[:, None]
-        place = torch.arange(questions.shape[1], device=questions.device)
-        positions = (torch.stack(words, 1).float() @ place.float()) / (length - 1)  # (B, p)
+        index = torch.arange(questions.shape[1], device=questions.device)
+        positions = (torch.stack(words, 1).float() @ index.float()) / (length - 1)  # (B, p)
     else:
         positions = torch.full(attention.shape[:2], torch.nan)
     found = attention.argmax(2), on_objects.flatten(0, 1), positions, logits.argmax(1)
-    return Watched(*(column.cpu().numpy() for column in found))
+    return AttentionRecord(*(column.cpu().numpy() for column in found))
 
 
-def nearest_places(height: int, width: int) -> Tensor:
-    """(height·width,): the place of K that each pixel is nearest to; of two, the first."""
-    down, across = PixelTrunk.centres(height, width)
+def nearest_cells(height: int, width: int) -> Tensor:
+    """(height·width,): the cell of K that each pixel is nearest to; of two, the first."""
+    down, across = PixelEncoder.cell_centers(height, width)
     row = np.abs(np.arange(height)[:, None] - np.array(down)).argmin(1)
     column = np.abs(np.arange(width)[:, None] - np.array(across)).argmin(1)
     return torch.from_numpy(row[:, None] * len(across) + column).flatten()
 
 
-def shown_at(objects: Tensor, place: Tensor) -> Tensor:
-    """(N, 10, L) bool, of masks (N, height, width): which places show a pixel of each object."""
-    rows, places = MAX_OBJECTS + 1, int(place.max()) + 1
-    shows = torch.zeros(len(objects), rows * places, dtype=torch.bool, device=objects.device)
-    which = objects.flatten(1).long() % rows  # the ground, −1, is the last
-    shows.scatter_(1, which * places + place, True)
-    return shows.view(-1, rows, places)[:, :MAX_OBJECTS]
+def object_cells(objects: Tensor, nearest: Tensor) -> Tensor:
+    """(N, 10, L) bool, of masks (N, height, width): which cells show a pixel of each object."""
+    rows, cells = MAX_OBJECTS + 1, int(nearest.max()) + 1
+    shown = torch.zeros(len(objects), rows * cells, dtype=torch.bool, device=objects.device)
+    index = objects.flatten(1).long() % rows  # the ground, −1, is the last
+    shown.scatter_(1, index * cells + nearest, True)
+    return shown.view(-1, rows, cells)[:, :MAX_OBJECTS]
 
 
-# --- questions -------------------------------------------------------------------------------
-
-
-class _Visiting(NamedTuple):
-    """A question, of which picture, and what it visits."""
-
-    picture: int
-    referents: tuple[int, ...]
-    members: tuple[int, ...]
-    links: tuple[tuple[int, int], ...]
-    kind: str
-    answer: int
-
-
-def _visiting(picture: int, question: Question, facts: Facts, vocabulary: Vocabulary) -> _Visiting:
-    program = question.program
-    answer = vocabulary.answers.index(question.answer)
-    return _Visiting(picture, *visits(program, facts), question_type(program), answer)
-
-
-def _collected(
-    pictures: list[tuple[Tensor, int]], columns: int, questions: list[_Visiting]
-) -> Truth:
-    shows, counts = zip(*pictures, strict=True)
-    links = [(q, *link) for q, question in enumerate(questions) for link in question.links]
-    return Truth(
-        pictures=np.array([question.picture for question in questions]),
-        shows=torch.stack(shows).numpy(),
-        columns=columns,
-        there=np.arange(MAX_OBJECTS) < np.array(counts)[:, None],
-        referents=_marked([question.referents for question in questions]),
-        members=_marked([question.members for question in questions]),
-        links=np.array(links, int).reshape(-1, 3),
-        kinds=np.array([question.kind for question in questions]),
-        answers=np.array([question.answer for question in questions]),
-    )
-
-
-def _marked(objects: Sequence[Sequence[int]]) -> np.ndarray:
-    marked = np.zeros((len(objects), MAX_OBJECTS), bool)
-    for row, indices in zip(marked, objects, strict=True):
+def _to_mask(objects: Sequence[Sequence[int]]) -> np.ndarray:
+    mask = np.zeros((len(objects), MAX_OBJECTS), bool)
+    for row, indices in zip(mask, objects, strict=True):
         row[list(indices)] = True
-    return marked
+    return mask
 
 
-def side_by_side(part: Block, encoder: Encoder) -> tuple[Tensor, np.ndarray]:
-    """(B, S): as many questions to each image, and which of them are no fillers."""
-    batch = encoder.batch(part._replace(questions=encoder(part.questions)))
-    return batch.questions, (batch.which != UNKNOWN).cpu().numpy()
+def pad_block(block: Block, encoder: BlockEncoder) -> tuple[Tensor, np.ndarray]:
+    """Tokens (B, S), with as many questions for each image; and (B,) which are no fillers."""
+    batch = encoder.batch(block._replace(questions=encoder(block.questions)))
+    return batch.questions, (batch.question_index != UNKNOWN).cpu().numpy()
 
 
-def in_parts(stream: Stream, images: int) -> Iterator[Block]:
-    """So many images of a stream, in blocks of few enough to be asked about at once."""
-    few = AT_ONCE_ON_CPU if stream.device.type == "cpu" else AT_ONCE
-    for block in islice(stream, -(-images // BLOCK)):
-        wanted = min(BLOCK, images - BLOCK * block.number)
+def split_blocks(stream: Stream, images: int) -> Iterator[Block]:
+    """The first images of a stream, in blocks small enough for one batch."""
+    few = BATCH_IMAGES_CPU if stream.device.type == "cpu" else BATCH_IMAGES
+    for block in islice(stream, -(-images // IMAGES_PER_BLOCK)):
+        wanted = min(IMAGES_PER_BLOCK, images - IMAGES_PER_BLOCK * block.number)
         for start in range(0, wanted, few):
             some = slice(start, min(start + few, wanted))
             columns: Iterator[Any] = (column[some] for column in block[1:])

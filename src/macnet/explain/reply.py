@@ -1,4 +1,4 @@
-"""What a network says to a question about a picture, and how it came to say it."""
+"""The answer to a question about an image, and what the network attended to."""
 
 from __future__ import annotations
 
@@ -9,64 +9,69 @@ from typing import NamedTuple
 
 import numpy as np
 
-from macnet.data.reading import Unknown
+from macnet.data.unknown_words import UnknownWord
 
 
 @dataclass(frozen=True)
 class Reply:
+    """The answer to a question, with the probabilities of all answers."""
+
     question: str
-    """As it was typed."""
+    """The question as it was typed."""
     probabilities: Mapping[str, float]
-    """Of all answers, the likeliest first."""
-    unknown: tuple[Unknown, ...] = ()
+    """The probability of each answer, in descending order."""
+    unknown: tuple[UnknownWord, ...] = ()
+    """Words of the question that are not in the network's vocabulary."""
 
     @property
     def answer(self) -> str:
+        """The most probable answer."""
         return next(iter(self.probabilities))
 
     @property
     def notes(self) -> list[str]:
-        """What to tell of unknown words: of those that were read as others, and of the rest."""
-        meant = [
-            f"{shown(a.word)} as {shown(a.meant)}" for a in self.unknown if a.meant is not None
-        ]
-        strange = [shown(a.word) for a in self.unknown if a.meant is None]
+        """Sentences about unknown words: those that were read as others, and those left out."""
+        words = [(shown(unknown.word), unknown.replacement) for unknown in self.unknown]
+        meant = [f"{word} as {shown(instead)}" for word, instead in words if instead is not None]
+        strange = [word for word, instead in words if instead is None]
         left = "them" if len(strange) > 1 else "it"
         told = (("It read", meant, ""), ("It has never read", strange, f", and left {left} out"))
-        return [f"{what} {', '.join(words)}{so}." for what, words, so in told if words]
+        return [f"{what} {', '.join(named)}{so}." for what, named, so in told if named]
 
 
 @dataclass(frozen=True)
-class Look:
-    """What one step of reasoning attended to."""
+class StepAttention:
+    """The attention of one reasoning step."""
 
     words: np.ndarray | None
-    """cv: (S,), over the words of the question; None where the control has no use for words."""
-    places: np.ndarray
-    """rv: (h, w), over the picture."""
-    recalled: np.ndarray | None
-    """sa: (j,), over the steps before it, where there is self-attention."""
-    kept: float | None
-    """The share of the old memory that was kept, where there is a gate."""
+    """cv: (S,), over the words of the question; None if the control does not attend to words."""
+    image: np.ndarray
+    """rv: (h, w), over the grid of cells of the image."""
+    self_attention: np.ndarray | None
+    """sa: (j,), over the previous steps; None if there is no self-attention."""
+    gate: float | None
+    """The share of the previous memory that is kept; None if there is no memory gate."""
 
 
-class Centres(NamedTuple):
-    """Where the rows and the columns of places are centred: how far into the picture, 0 to 1."""
+class GridCenters(NamedTuple):
+    """The centers of the rows and columns of cells, as fractions of the image's size."""
 
-    down: np.ndarray
-    """(h,)"""
-    across: np.ndarray
-    """(w,)"""
+    rows: np.ndarray
+    """(h,): from 0, the top, to 1."""
+    columns: np.ndarray
+    """(w,): from 0, the left, to 1."""
 
 
 @dataclass(frozen=True)
 class Explanation:
+    """An answer, and the attention of each step that led to it."""
+
     reply: Reply
     words: tuple[str, ...]
-    """Of the question, as the network cut it up: S of them."""
-    picture: np.ndarray
-    """(H, W, 3) uint8, in its own size: the network saw it squeezed."""
-    centres: Centres
-    """Of the places that each look attends to."""
-    looks: tuple[Look, ...]
-    """One to each step."""
+    """The S words of the question that the network read."""
+    image: np.ndarray
+    """(H, W, 3) uint8: the image in its own size; the network saw it resized."""
+    centers: GridCenters
+    """The centers of the cells that steps attend to."""
+    steps: tuple[StepAttention, ...]
+    """The attention of each step."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from macnet.models.layers import takes_kernels
+from macnet.models.layers import can_use_triton
 
 MAX_ELEMENTS = 1024  # what one block of the kernel holds
 
@@ -18,9 +18,9 @@ def attend(z: Tensor, elements: Tensor, is_pad: Tensor | None) -> tuple[Tensor, 
     """Queries z (N·G, d), elements (N, L, d) → sums (N·G, d), weights (N·G, L)."""
     n, size, _ = elements.shape
     if _has_kernel(elements):
-        from macnet.models.attention_kernel import launch
+        from macnet.models.kernels.attention import attention
 
-        return launch(z, elements, is_pad)
+        return attention(z, elements, is_pad)
     logits = z.view(n, -1, z.shape[-1]) @ elements.transpose(1, 2)  # (N, G, L)
     if is_pad is not None:
         logits = logits.masked_fill(is_pad[:, None], -torch.inf)
@@ -34,9 +34,9 @@ def attend_backward(
     """Gradients of the sums (N·G, d) → of the queries (N·G, d) and of the logits (N·G, L)."""
     n, size, d = elements.shape
     if _has_kernel(elements):
-        from macnet.models.attention_kernel import launch
+        from macnet.models.kernels.attention import attention
 
-        return launch(dsums, elements, is_pad, weights)
+        return attention(dsums, elements, is_pad, weights)
     weights = weights.view(n, -1, size)
     dweights = dsums.reshape(n, -1, d) @ elements.transpose(1, 2)  # (N, G, L)
     dlogits = weights * (dweights - (weights * dweights).sum(-1, keepdim=True))
@@ -44,4 +44,4 @@ def attend_backward(
 
 
 def _has_kernel(elements: Tensor) -> bool:
-    return elements.shape[1] <= MAX_ELEMENTS and takes_kernels(elements.device, elements.dtype)
+    return elements.shape[1] <= MAX_ELEMENTS and can_use_triton(elements.device, elements.dtype)

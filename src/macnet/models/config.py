@@ -1,4 +1,4 @@
-"""What a MAC network is made of. A variant is a value of this class, never a branch in a unit.
+"""The configuration of a MAC network; it selects units, which do not branch on it themselves.
 
 Where the paper's equations and the authors' published code differ, the choice has a field, and the
 two forms are called "paper" and "reference". `docs/model.md` has the table.
@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Literal, get_type_hints
 
-from macnet.configuration import REPEATS, SIZES, refuse_no_choice, refuse_no_count
+from macnet.configuration import REPEATS, SIZES, check_choice, check_count
 from macnet.errors import InputError
 
 
@@ -20,38 +20,38 @@ def _is_number(value: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Dropout:
-    """The share of values dropped, by place; the defaults are the paper's 0.15 everywhere.
+    """Dropout rates, by place; the defaults are the paper's 0.15 everywhere.
 
-    A held mask is drawn once per question and kept for all its words or steps (variational
-    dropout); a fresh one is drawn at every use.
+    A variational mask is sampled once per question and kept for all its words or steps; a fresh one
+    is sampled at every use.
     """
 
     words: float = 0.15
-    """Word embeddings."""
-    hold_words: bool = True
-    """One mask for all the words of a question."""
+    """Rate of the word embeddings."""
+    variational_words: bool = True
+    """Whether all the words of a question have the same mask."""
     question: float = 0.15
-    """The question vector q, once: every use sees the same one."""
+    """Rate of the question vector q, which is dropped once for all its uses."""
     image: float = 0.15
-    """The input of each convolution that makes the knowledge base; fresh."""
+    """Rate of the input of the two convolutions before the knowledge base; fresh."""
     control: float = 0.15
-    """c_i where it enters the read unit (r3.1); held."""
+    """Rate of c_i where it enters the read unit (r3.1); variational."""
     memory: float = 0.15
-    """m_{i-1} where it enters the read unit (r1); held."""
+    """Rate of m_{i-1} where it enters the read unit (r1); variational."""
     memory_again: float = 0.0
-    """The same, a second and fresh mask on top."""
+    """Rate of a second mask of m_{i-1} in the read unit; fresh."""
     knowledge: float = 0.0
-    """K where it enters r1 and r2, fresh at every step; needs the reference's read unit."""
+    """Rate of K in r1 and r2; fresh at every step. It needs the reference's read unit."""
     interaction: float = 0.0
-    """The d-vector of each element before its logit (r3.1), fresh; the reference's read unit."""
+    """Rate of each element's vector before r3.1; fresh. It needs the reference's read unit."""
     output: float = 0.15
-    """The input of each layer of the classifier; fresh."""
+    """Rate of the input of each layer of the output unit; fresh."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "hold_words":
-                refuse_no_choice("dropout.hold_words", bool, value)
+            if field.name == "variational_words":
+                check_choice("dropout.variational_words", bool, value)
             elif not (_is_number(value) and 0 <= value < 1):
                 raise InputError(
                     f"dropout.{field.name} is {value!r}; it must be a number from 0 to below 1"
@@ -63,7 +63,7 @@ NO_DROPOUT = Dropout(words=0, question=0, image=0, control=0, memory=0, output=0
 
 WIDTHS, BLOCKS = (64, 128, 256), (0, 1, 2)
 
-FOLLOWS = ("image", "channels")
+DATA_FIELDS = ("image", "channels")
 """Fields of a MACConfig that follow from the data."""
 
 
@@ -72,68 +72,69 @@ class MACConfig:
     """A MAC network; the defaults are the paper's equations with the basic write unit."""
 
     d: int = 512
-    """d: the dimension of control, memory and knowledge base."""
+    """The dimension d of control, memory and knowledge base."""
     p: int = 12
-    """p: the number of reasoning steps."""
+    """The number p of reasoning steps."""
 
     image: Literal["features", "pixels"] = "features"
-    """What is looked at: features such as ResNet-101's conv4 (1024×14×14), or the pixels."""
+    """Whether images are features, such as ResNet-101's conv4 (1024×14×14), or pixels."""
     channels: int = 1024
-    """How many channels features have; pixels have three."""
+    """The number of channels of features; pixels have three."""
     widths: tuple[int, int, int] = WIDTHS
-    """Of what looks at pixels: channels after each of the three times that it halves a picture."""
+    """Channels of the backbone for pixels, after each of the three times it halves an image."""
     blocks: tuple[int, int, int] = BLOCKS
-    """And how many residual blocks follow each time."""
+    """Residual blocks of the backbone for pixels, after each of the three times."""
     coordinates: bool = False
-    """Tell the image trunk where each place lies."""
+    """Whether the y and x of each cell are two more channels of the feature maps."""
 
     embedding: int = 300
     """The dimension of word vectors."""
     embedding_low: float = 0.0
-    """Word vectors start uniform between this and 1."""
+    """Word vectors are initialised uniformly between this and 1."""
     lstm: Literal["d", "d/2"] = "d"
-    """Units per direction. With d, q has 2d numbers and contextual words are projected to d."""
+    """LSTM units per direction. With d, q has 2d numbers, and words are projected to d."""
     attend: Literal["contextual words", "word vectors", "nothing"] = "contextual words"
-    """What the control is cast onto (c2): with nothing, c_i = cq_i."""
+    """What the control attends to (c2); with nothing, c_i = cq_i."""
 
     control: Literal["paper", "reference", "reference-recurrent", "question", "none"] = "paper"
-    """How cq_i is made (c1). With "question" c_i is q at every step; with "none" there is none."""
+    """How cq_i is computed (c1). With "question" c_i is q at every step; with "none" it is 1."""
     c0: Literal["learned", "question"] = "learned"
     """The control before the first step."""
 
     read: Literal["paper", "reference"] = "paper"
-    """Equations r1–r3.3, or the authors' two-layer form of r2 and r3.1."""
+    """Equations r1–r3.3, or the two-layer form of r2 and r3.1 in the authors' code."""
     direct_knowledge: bool = True
     """Whether r2 sees the element k beside the interaction I."""
 
     write: Literal["linear", "projected", "retrieved"] = "linear"
-    """m_i^info: W[r, m] + b (w1), W r + b, or r."""
+    """The form of m_i^info: W[r, m] + b (w1), W r + b, or r."""
     optional_steps: Literal["paper", "reference"] = "paper"
-    """Whose self-attention (w2) and memory gate (w3) are meant, where they are used."""
+    """Whose self-attention (w2) and memory gate (w3) are used, if any."""
     self_attention: bool = False
-    """Whether a step may recall the memories of earlier ones (w2)."""
+    """Whether a step attends to the memories of earlier steps (w2)."""
     gate: bool = False
-    """Whether a step may be skipped (w3)."""
+    """Whether a gate mixes the old memory with the new one (w3)."""
     gate_bias: float | None = None
-    """Where the gate starts, as in table 2: at 1, the default, it favours new memory, at −1 old."""
+    """The initial bias of the gate, as in table 2: at 1, the default, it favours new memory."""
 
     separate: bool = True
     """Whether control and memory are two states."""
     share_weights: bool = True
-    """Whether the p steps have the same weights; in the reference, what is first made of q has."""
+    """Whether the p steps share weights; in the reference, the first projection of q always is."""
 
     output: Literal["paper", "reference"] = "paper"
-    """Whether the classifier sees q as it is or, as in the reference, projected to d."""
+    """Whether the output unit takes q as it is or, as in the reference, projected to d."""
     output_question: bool = True
-    """Whether the classifier sees the question at all."""
+    """Whether the output unit takes the question at all."""
 
     dropout: Dropout = Dropout()
+    """Dropout rates, by place."""
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():
             if hint is int:
-                refuse_no_count(name, getattr(self, name), REPEATS if name == "p" else SIZES)
-            refuse_no_choice(name, hint, getattr(self, name))
+                check_count(name, getattr(self, name), REPEATS if name == "p" else SIZES)
+            check_choice(name, hint, getattr(self, name))
         for name, least, most in (("widths", 1, SIZES), ("blocks", 0, REPEATS)):
             value = getattr(self, name)
             whole = all(type(count) is int and least <= count <= most for count in value)
@@ -154,7 +155,7 @@ class MACConfig:
 
     @property
     def learns_c0(self) -> bool:
-        """Whether c_0 is a parameter: where no unit looks at it, it is none."""
+        """Whether c_0 is a parameter: it is none where no unit uses it."""
         recurrent = self.control in ("paper", "reference-recurrent")
         recalled = self.self_attention and self.optional_steps == "reference"
         return self.separate and self.c0 == "learned" and (recurrent or recalled)
@@ -186,7 +187,7 @@ class MACConfig:
                 "choose 0 for them, or read reference"
             )
         if not self.separate:
-            for name, only in SINGLE_STATE.items():
+            for name, only in SINGLE_STATE_CHOICES.items():
                 if getattr(self, name) not in only:
                     raise InputError(
                         f"{name} is {getattr(self, name)!r} but separate is False, and one state "
@@ -195,10 +196,10 @@ class MACConfig:
                     )
 
 
-SINGLE_STATE: dict[str, tuple[str | bool, ...]] = {
+SINGLE_STATE_CHOICES: dict[str, tuple[str | bool, ...]] = {
     "control": ("paper", "reference", "reference-recurrent"),
     "write": ("linear",),
     "self_attention": (False,),
     "gate": (False,),
 }
-"""What remains to choose where control and memory are one."""
+"""The choices that remain where control and memory are one state."""

@@ -1,25 +1,31 @@
-"""The few layers every unit is built from, initialised as the authors' code does."""
+"""Layers that every unit is built from, initialised as the authors' code does."""
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+"""Whether Triton is installed: torch for CUDA brings it along, but not on every platform."""
 
-def linear(inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
+
+class Linear(nn.Linear):
     """W x + b with Glorot-uniform W and zero b."""
-    layer = nn.Linear(inputs, outputs, bias=bias)
-    nn.init.xavier_uniform_(layer.weight)
-    if bias:
-        nn.init.zeros_(layer.bias)
-    return layer
+
+    __call__: Callable[[nn.Module, Tensor], Tensor]
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = True) -> None:
+        super().__init__(inputs, outputs, bias=bias)
+        nn.init.xavier_uniform_(self.weight)
+        if bias:
+            nn.init.zeros_(self.bias)
 
 
-def scores(d: int, *, bias: bool = False) -> nn.Linear:
+def score_layer(d: int, *, bias: bool = False) -> nn.Linear:
     """W^{1×d}. Before a softmax, a bias would add the same to every logit, so there is none."""
     layer = nn.Linear(d, 1, bias=bias)
     bound = math.sqrt(6 / (d + d))  # TensorFlow's Glorot for a vector takes d as both its sizes
@@ -30,6 +36,8 @@ def scores(d: int, *, bias: bool = False) -> nn.Linear:
 class PerStepLinear(nn.Module):
     """W_i x + b_i for each step i, in one product."""
 
+    __call__: Callable[[nn.Module, Tensor], Tensor]
+
     def __init__(self, steps: int, inputs: int, outputs: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(steps, outputs, inputs))
@@ -39,12 +47,12 @@ class PerStepLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         # x: (B, in) → (steps, B, out)
-        weight = self.weight.to(working_dtype(x))  # before it is turned, which is faster
+        weight = self.weight.to(compute_dtype(x))  # before it is turned, which is faster
         x = x.expand(len(weight), -1, -1)
         return torch.baddbmm(self.bias[:, None].to(weight), x, weight.transpose(1, 2))
 
 
-def held_mask(x: Tensor, rate: float, training: bool) -> Tensor | None:
+def variational_dropout_mask(x: Tensor, rate: float, training: bool) -> Tensor | None:
     """A dropout mask like x, to be kept over words or steps (Gal and Ghahramani, 2016)."""
     if not training or rate == 0:
         return None
@@ -55,23 +63,17 @@ def held_mask(x: Tensor, rate: float, training: bool) -> Tensor | None:
     return mask.bernoulli_(1 / scale).mul_(scale)
 
 
-def drop(x: Tensor, mask: Tensor | None) -> Tensor:
+def apply_mask(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x ⊙ mask, or x if there is no mask."""
     return x if mask is None else x * mask
 
 
-def takes_kernels(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether products run on tensor cores there, and Triton is there to write kernels with."""
-    low = dtype in (torch.bfloat16, torch.float16)
-    return device.type == "cuda" and low and _triton_is_there()
+def can_use_triton(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the Triton kernels apply: bfloat16 or float16 on CUDA, and Triton is installed."""
+    return HAS_TRITON and device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
-@functools.cache
-def _triton_is_there() -> bool:
-    """Torch for CUDA brings it along, but not on every platform."""
-    return importlib.util.find_spec("triton") is not None
-
-
-def working_dtype(x: Tensor) -> torch.dtype:
-    """In which precision products with x are taken: autocast's, where that is on."""
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The precision of products with x: autocast's where that is on, else that of x."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype

@@ -2,7 +2,7 @@
 
 `nn.LSTM` reads a padded question backwards from its padding, unless the questions are packed; and
 packing waits for the lengths on the host, which a CUDA graph cannot. Here each question is read
-from its own last word, and the host never looks.
+backwards from its own last word, without waiting.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import math
 import torch
 from torch import Tensor, nn
 
-from macnet.models.layers import takes_kernels, working_dtype
+from macnet.models.layers import can_use_triton, compute_dtype
 
 
 class BiLSTM(nn.Module):
     """Read each question forwards and backwards; gates are in the order i, f, g, o.
 
-    There are two forms of the same equations, and the code chooses: Triton kernels for bfloat16
-    and float16 on CUDA, torch's own LSTM for everything else.
+    On CUDA, Triton kernels compute it in bfloat16 and float16; all else is torch's own LSTM.
     """
 
     def __init__(self, inputs: int, units: int) -> None:
@@ -27,39 +26,33 @@ class BiLSTM(nn.Module):
         # The first index is the direction: 0 reads forwards, 1 backwards.
         self.weight_x = nn.Parameter(torch.empty(2, 4 * units, inputs))
         self.weight_h = nn.Parameter(torch.empty(2, 4 * units, units))
-        self.bias = nn.Parameter(torch.empty(2, 4 * units))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Start as the authors' cell does, TensorFlow's BasicLSTMCell."""
-        inputs, units = self.weight_x.shape[-1], self.weight_h.shape[-1]
-        # It has one kernel, [x, h] → 4u, so both parts of it get the Glorot bound of the whole.
+        self.bias = nn.Parameter(torch.zeros(2, 4 * units))
+        # Initialised as TensorFlow's BasicLSTMCell, which the authors use. It has one kernel,
+        # [x, h] → 4u, so both parts of it get the Glorot bound of the whole.
         bound = math.sqrt(6 / (inputs + units + 4 * units))
         nn.init.uniform_(self.weight_x, -bound, bound)
         nn.init.uniform_(self.weight_h, -bound, bound)
         # It adds 1 to the forget gate, so that a new cell remembers; here the bias starts there.
-        nn.init.zeros_(self.bias)
-        with torch.no_grad():
-            self.bias[:, units : 2 * units] = 1
+        nn.init.ones_(self.bias[:, units : 2 * units])
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         # x: (B, S, e)   lengths: (B) int64, each from 1 to S, on x's device
         # -> states (B, S, 2u): [forwards, backwards] at each word, zero at padding
         # -> last (B, 2u): [forwards at the last word, backwards at the first word]
         weights = self.weight_x, self.weight_h, self.bias
-        dtype = working_dtype(x)
+        dtype = compute_dtype(x)
         tiles = self.weight_h.shape[-1] % 16 == 0  # tensor cores multiply in tiles of 16
-        if tiles and takes_kernels(x.device, dtype):
-            from macnet.models.lstm_kernel import bilstm
+        if tiles and can_use_triton(x.device, dtype):
+            from macnet.models.kernels.lstm import bilstm
 
             return bilstm(x, lengths, *weights, dtype)
-        return plain(x, lengths, *weights)
+        return torch_bilstm(x, lengths, *weights)
 
 
-def plain(
+def torch_bilstm(
     x: Tensor, lengths: Tensor, weight_x: Tensor, weight_h: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The LSTM of torch, once per direction."""
+    """The states and last states of `BiLSTM` by torch's own LSTM, once per direction."""
     # x: (B, S, e)   lengths: (B)   weight_x: (2, 4u, e)   weight_h: (2, 4u, u)   bias: (2, 4u)
     position = torch.arange(x.shape[1], device=x.device)
     is_pad = position >= lengths[:, None]  # (B, S)
@@ -67,8 +60,8 @@ def plain(
     turned = torch.where(is_pad, position, lengths[:, None] - 1 - position)[..., None]  # (B, S, 1)
 
     x = x.masked_fill(is_pad[..., None], 0)  # a gradient of 0 times NaN would be NaN
-    forwards = read(x, weight_x[0], weight_h[0], bias[0])
-    backwards = read(x.take_along_dim(turned, dim=1), weight_x[1], weight_h[1], bias[1])
+    forwards = run_direction(x, weight_x[0], weight_h[0], bias[0])
+    backwards = run_direction(x.take_along_dim(turned, dim=1), weight_x[1], weight_h[1], bias[1])
     backwards = backwards.take_along_dim(turned, dim=1)
 
     states = torch.cat([forwards, backwards], dim=-1).masked_fill(is_pad[..., None], 0)
@@ -76,7 +69,7 @@ def plain(
     return states, torch.cat([final, backwards[:, 0]], dim=-1)
 
 
-def read(x: Tensor, weight_x: Tensor, weight_h: Tensor, bias: Tensor) -> Tensor:
+def run_direction(x: Tensor, weight_x: Tensor, weight_h: Tensor, bias: Tensor) -> Tensor:
     """One direction's states, word after word from zero: (B, S, e) -> (B, S, u)."""
     # torch has two biases, which are only ever added.
     weights = [weight_x, weight_h, bias, torch.zeros_like(bias)]

@@ -1,6 +1,6 @@
-"""Batch normalisation over the batch of all processes, so that several train as one would.
+"""Batch normalisation over the batch of all processes, so that several train as one does.
 
-torch's own, `SyncBatchNorm`, refuses tensors on a CPU, where the tests are.
+`torch.nn.SyncBatchNorm` does not support tensors on a CPU, where the tests run.
 """
 
 from __future__ import annotations
@@ -13,55 +13,52 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from macnet import parallel
+from macnet import distributed
 from macnet.errors import InputError
 
 
 class BatchNorm2d(nn.BatchNorm2d):
-    """torch's; with several processes, in training, the mean and variance are those of all.
+    """torch.nn.BatchNorm2d; in training, mean and variance are those over all processes.
 
-    The shares of a batch must be of one shape.
+    Each process must have a part of the batch of the same shape.
     """
-
-    def __init__(self, channels: int, *, affine: bool = True) -> None:
-        super().__init__(channels, affine=affine)
 
     def forward(self, x: Tensor) -> Tensor:
         # x: (N, C, H, W)
-        values = x.numel() // x.shape[1] * parallel.size()  # of a channel
+        values = x.numel() // x.shape[1] * distributed.size()  # of a channel
         if self.training and values == 1:
             raise InputError(
                 "one image of one place cannot be normalised; take more images in a batch, or "
                 "larger ones"
             )
-        if not self.training or parallel.size() == 1:
+        if not self.training or distributed.size() == 1:
             return super().forward(x)
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         assert self.momentum is not None
-        mean, var = _of_all(x.detach().to(self.running_mean.dtype))
+        mean, var = _mean_and_variance(x.detach().to(self.running_mean.dtype))
         with torch.no_grad():
             self.num_batches_tracked += 1
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(var * (values / (values - 1)), self.momentum)
         weight = torch.ones_like(var) if self.weight is None else self.weight
         bias = torch.zeros_like(mean) if self.bias is None else self.bias
-        y: Tensor = _Normalise.apply(x, weight, bias, mean, var, self.eps)  # type: ignore[no-untyped-call]
+        y: Tensor = _Normalize.apply(x, weight, bias, mean, var, self.eps)  # type: ignore[no-untyped-call]
         return y
 
 
-def _of_all(x: Tensor) -> tuple[Tensor, Tensor]:
+def _mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance (C) of each channel, over all processes."""
     # Each puts its own beside those of the others: a sum of squares would lose digits.
-    shares = x.new_zeros(parallel.size(), 2, x.shape[1])
-    shares[parallel.rank()] = torch.stack(torch.var_mean(x, (0, 2, 3), correction=0))
-    within, means = parallel.sum_over_all(shares).unbind(1)  # (processes, C)
+    shares = x.new_zeros(distributed.size(), 2, x.shape[1])
+    shares[distributed.rank()] = torch.stack(torch.var_mean(x, (0, 2, 3), correction=0))
+    within, means = distributed.all_reduce_sum(shares).unbind(1)  # (processes, C)
     between, mean = torch.var_mean(means, 0, correction=0)
     return mean, within.mean(0) + between
 
 
-class _Normalise(Function):
+class _Normalize(Function):
     """y = w x̂ + b with x̂ = (x − mean)/√(var + ε), whose mean and variance depend on x as well.
 
     With σ = √(var + ε) and averages over the batch of all processes,
@@ -87,8 +84,8 @@ class _Normalise(Function):
         dx, dweight, dbias = torch.ops.aten.native_batch_norm_backward(
             dy, x, weight, mean, var, None, None, False, ctx.eps, [True, True, True]
         )
-        sums = parallel.sum_over_all(torch.stack([dweight, dbias]))  # of dy x̂ and of dy
-        values = x.numel() // x.shape[1] * parallel.size()
+        sums = distributed.all_reduce_sum(torch.stack([dweight, dbias]))  # of dy x̂ and of dy
+        values = x.numel() // x.shape[1] * distributed.size()
         of_x, of_one = -sums * (weight * (var + ctx.eps).rsqrt() / values)
         dx = dx + F.batch_norm(x, mean, var, of_x, of_one, eps=ctx.eps)
         return dx, dweight, dbias, None, None, None

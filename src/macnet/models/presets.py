@@ -1,4 +1,4 @@
-"""The networks that have a name: the paper's, the authors' code's, and the rows of table 2."""
+"""MAC's presets and ablations by name, and its entry in the registry."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from macnet.configuration import changed
+from macnet.configuration import with_changes
+from macnet.data.spec import DataSpec
 from macnet.errors import InputError
-from macnet.models.config import FOLLOWS, NO_DROPOUT, Dropout, MACConfig
+from macnet.models.config import DATA_FIELDS, NO_DROPOUT, Dropout, MACConfig
+from macnet.models.mac import MACNetwork
+from macnet.models.system import System
 
 PAPER = MACConfig()
 """The equations of Section 2 as printed, with the basic write unit."""
@@ -23,7 +26,7 @@ REFERENCE = MACConfig(
     output="reference",
     dropout=Dropout(
         words=0.15,
-        hold_words=False,
+        variational_words=False,
         question=0.08,
         image=0.18,
         control=0.0,
@@ -40,13 +43,14 @@ REFERENCE_RECURRENT = replace(REFERENCE, control="reference-recurrent", c0="lear
 """The same with a recurrent control (args1.txt)."""
 
 PIXELS = replace(PAPER, d=384, lstm="d/2", image="pixels", coordinates=True, dropout=NO_DROPOUT)
-"""The paper's equations for pictures, without a ResNet in front: what the package ships.
+"""The paper's equations on pixels, without a ResNet in front: the network that is shipped.
 
-It is smaller, told the places, and drops nothing: of a world without an end there is always more.
+It is smaller, gets the coordinates of image cells, and has no dropout, because an endless world
+never repeats an image.
 """
 
 SMALL = replace(PIXELS, d=64, p=4, embedding=64, widths=(16, 32, 64), blocks=(0, 0, 0))
-"""A MAC for pictures that two CPU cores can train, as `make run` does: no residual blocks."""
+"""A MAC on pixels that two CPU cores can train, as `make run` does; no residual blocks."""
 
 PRESETS: Mapping[str, MACConfig] = {
     "paper": PAPER,
@@ -56,7 +60,7 @@ PRESETS: Mapping[str, MACConfig] = {
     "reference-recurrent": REFERENCE_RECURRENT,
 }
 
-TABLE_2: Mapping[str, Mapping[str, Any]] = {
+ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "MAC": {},
     "state dimension 256": {"d": 256},
     "state dimension 128": {"d": 128},
@@ -87,36 +91,51 @@ def preset(name: str, **changes: Any) -> MACConfig:
     Dropout can be changed in part: preset("reference", dropout={"memory": 0.2}).
     """
     if str(name) not in PRESETS:
-        raise InputError(f"preset is {name!r}; choose one of {', '.join(PRESETS)}")
-    return changed(PRESETS[name], changes)
+        raise InputError(f"`preset` is {name!r}; choose one of {', '.join(PRESETS)}")
+    return with_changes(PRESETS[name], changes)
 
 
 def ablation(row: str, base: str = "paper", **changes: Any) -> MACConfig:
-    """A row of table 2 by its label, as a change to a preset: ablation("w/ memory gate", p=4).
-
-    A keyboard's -, -> and * do for the −, → and · of the labels.
-    """
-    rows = {_typed(label): change for label, change in TABLE_2.items()}
-    if _typed(row) not in rows:
-        raise InputError(f"row is {row!r}; choose one of {', '.join(TABLE_2)}")
-    return changed(preset(base), {**rows[_typed(row)], **changes})
+    """A row of table 2 by its label, as a change to a preset: ablation("w/ memory gate", p=4)."""
+    config: MACConfig = MAC.ablate(preset(base), row)
+    return with_changes(config, changes)
 
 
 def find_row(config: MACConfig) -> str | None:
     """The row of table 2 that a network is, of any preset but `small`; None if it is none."""
     own = _compared(vars(config))
     for base in (config for config in PRESETS.values() if config.p == PAPER.p):
-        for row, changes in TABLE_2.items():
+        for row, changes in ABLATIONS.items():
             if _compared({**vars(base), **changes}) == own:
                 return row
     return None
 
 
 def _compared(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what follows from the images, and what no row of table 2 is about."""
-    free = (*FOLLOWS, "widths", "blocks", "dropout")
+    """Without the fields that follow from the data, and those that no row of table 2 changes."""
+    free = (*DATA_FIELDS, "widths", "blocks", "dropout")
     return {name: value for name, value in fields.items() if name not in free}
 
 
-def _typed(label: str) -> str:
-    return str(label).replace("−", "-").replace("→", "->").replace("·", "*")
+def _resolve(config: MACConfig, data_spec: DataSpec) -> MACConfig:
+    if data_spec.pixels:
+        return replace(config, image="pixels")
+    return replace(config, image="features", channels=data_spec.channels)
+
+
+def _build(config: MACConfig, data_spec: DataSpec) -> MACNetwork:
+    sizes = {"vocabulary": data_spec.vocabulary, "answers": data_spec.answers}
+    return MACNetwork(_resolve(config, data_spec), **sizes)
+
+
+MAC = System(
+    name="mac",
+    table1_row="MAC",
+    build=_build,
+    presets=PRESETS,
+    trace=MACNetwork.trace,
+    ablations=ABLATIONS,
+    data_fields=DATA_FIELDS,
+    resolve=_resolve,
+    table_row=find_row,
+)

@@ -1,80 +1,79 @@
 """The units as the authors' published code computes them, where that is not what the paper says.
 
-They can take the place of the paper's in `mac.py`. The names in brackets are the paper's equations.
+The numbers in brackets are the paper's equations.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from macnet.models import units
 from macnet.models.config import MACConfig
-from macnet.models.encoders import Knowledge, question_size
-from macnet.models.interaction import interact
-from macnet.models.layers import PerStepLinear, linear, scores, working_dtype
-from macnet.models.repeated import RepeatedLinear, over_many
+from macnet.models.encoders import KnowledgeBase, question_size
+from macnet.models.interaction import interaction_logits
+from macnet.models.kernels.deferred_grad import DeferredGradLinear, linear_with_fast_bias_grad
+from macnet.models.layers import Linear, PerStepLinear, compute_dtype, score_layer
 
 
 class ReferenceQuery(nn.Module):
-    """cq_i = W_i u + b_i, u = tanh(W q + b): each step its own question, but no recurrence."""
+    """cq_i = W_i u + b_i with u = tanh(W q + b), which the methods take as q: no recurrence."""
 
     recurrent = False
 
     def __init__(self, config: MACConfig, steps: int, *, first: bool) -> None:
         super().__init__()
-        self.shared: Any = linear(question_size(config), config.d) if first else None
+        if first:  # the cells of other steps are given what this makes of q
+            self.shared = Linear(question_size(config), config.d)
         self.position = PerStepLinear(steps, config.d, config.d)
 
-    def asked(self, q: Tensor) -> Tensor:
+    def project_question(self, q: Tensor) -> Tensor:
         return torch.tanh(self.shared(q))
 
-    def literal(self, i: int, c_prev: Tensor, u: Tensor) -> Tensor:
-        return F.linear(u, self.position.weight[i], self.position.bias[i])
+    def literal(self, i: int, c_prev: Tensor, q: Tensor) -> Tensor:
+        return F.linear(q, self.position.weight[i], self.position.bias[i])
 
-    def all(self, c_prev: Tensor | None, u: Tensor) -> Tensor:
-        cq: Tensor = self.position(u)  # (steps, B, d)
-        return cq
+    def all_steps(self, c_prev: Tensor, q: Tensor) -> Tensor:
+        return self.position(q)  # (steps, B, d)
 
-    def begin(self, u: Tensor, scale: Tensor) -> Callable[[int, Tensor], Tensor]:
-        cq = (self.all(None, u) * scale).unbind()
+    def prepare(self, q: Tensor, scale: Tensor) -> units.QueryStep:
+        cq = (self.position(q) * scale).unbind()
         return lambda i, c_prev: cq[i]
 
 
 class RecurrentReferenceQuery(nn.Module):
-    """cq_i = W₂ tanh(W₁ [c_{i-1}, u] + b₁) + b₂, u = W' tanh(W q + b): no step has weights."""
+    """cq_i = W₂ tanh(W₁ [c_{i-1}, u] + b₁) + b₂ with u = W' tanh(W q + b) + b', taken as q."""
 
     recurrent = True
 
     def __init__(self, config: MACConfig, steps: int, *, first: bool) -> None:
         super().__init__()
-        self.shared: Any = linear(question_size(config), config.d) if first else None
-        self.question: Any = linear(config.d, config.d) if first else None
-        self.hidden = linear(2 * config.d, config.d)
-        self.combine = linear(config.d, config.d)
+        if first:  # the cells of other steps are given what these make of q
+            self.shared = Linear(question_size(config), config.d)
+            self.question = Linear(config.d, config.d)
+        self.hidden = Linear(2 * config.d, config.d)
+        self.combine = Linear(config.d, config.d)
 
-    def asked(self, q: Tensor) -> Tensor:
-        u: Tensor = self.question(torch.tanh(self.shared(q)))
-        return u
+    def project_question(self, q: Tensor) -> Tensor:
+        return self.question(torch.tanh(self.shared(q)))
 
-    def literal(self, i: int, c_prev: Tensor, u: Tensor) -> Tensor:
-        return self.all(c_prev, u)
+    def literal(self, i: int, c_prev: Tensor, q: Tensor) -> Tensor:
+        return self.all_steps(c_prev, q)
 
-    def all(self, c_prev: Tensor, u: Tensor) -> Tensor:
+    def all_steps(self, c_prev: Tensor, q: Tensor) -> Tensor:
         # c_prev: (steps, B, d), or (B, d) of one, as no step differs from another
-        both = torch.cat([c_prev, u.expand_as(c_prev)], -1)
-        cq: Tensor = self.combine(torch.tanh(self.hidden(both)))
-        return cq
+        both = torch.cat([c_prev, q.expand_as(c_prev)], -1)
+        return self.combine(torch.tanh(self.hidden(both)))
 
-    def begin(self, u: Tensor, scale: Tensor) -> Callable[[int, Tensor], Tensor]:
+    def prepare(self, q: Tensor, scale: Tensor) -> units.QueryStep:
         of_control, of_question = self.hidden.weight.chunk(2, 1)
-        asked = F.linear(u, of_question, self.hidden.bias)
-        hidden = RepeatedLinear(of_control)
-        combine = RepeatedLinear(scale[:, None] * self.combine.weight, scale * self.combine.bias)
-        return lambda i, c_prev: combine(torch.tanh(hidden(c_prev, asked)))
+        question_part = F.linear(q, of_question, self.hidden.bias)
+        hidden = DeferredGradLinear(of_control)
+        combine = DeferredGradLinear(
+            scale[:, None] * self.combine.weight, scale * self.combine.bias
+        )
+        return lambda i, c_prev: combine(torch.tanh(hidden(c_prev, question_part)))
 
 
 class ReferenceRead(nn.Module):
@@ -91,17 +90,15 @@ class ReferenceRead(nn.Module):
         d = config.d
         self.dropout = config.dropout
         self.guided = config.control != "none"
-        self.memory = linear(d, d)
-        self.knowledge = linear(d, d)
+        self.memory = Linear(d, d)
+        self.knowledge = Linear(d, d)
         self.direct = config.direct_knowledge
-        self.hidden = linear(2 * d if self.direct else d, d)
-        self.combine = linear(d, d)
-        self.score = scores(d)
+        self.hidden = Linear(2 * d if self.direct else d, d)
+        self.combine = Linear(d, d)
+        self.score = score_layer(d)
 
-    def literal(
-        self, m_prev: Tensor, c: Tensor, k: Tensor, is_pad: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        # m_prev, c: (B, d)   k: (B, L, d)   is_pad: (B, L)
+    def literal(self, m_prev: Tensor, c: Tensor, knowledge: KnowledgeBase) -> tuple[Tensor, Tensor]:
+        k, is_pad = knowledge  # (B, L, d), (B, L); m_prev, c: (B, d)
         dropped = F.dropout(k, self.dropout.knowledge, self.training)
         k_projected = self.knowledge(dropped)
         interaction = self.memory(m_prev)[:, None] * k_projected  # (r1) (B, L, d)
@@ -117,43 +114,29 @@ class ReferenceRead(nn.Module):
         rv = ra.softmax(-1)  # (r3.2)
         return torch.einsum("bl,bld->bd", rv, k), rv  # (r3.3)
 
-    def begin(
-        self, knowledge: Knowledge, c: Tensor
-    ) -> Callable[[int, Tensor], tuple[Tensor, Tensor]]:
+    def prepare(self, knowledge: KnowledgeBase, c: Tensor) -> units.ReadStep:
         # c: (steps, B, d)
         k, is_pad = knowledge
         n, size, d = k.shape
-        rate = self.dropout.knowledge if self.training else 0.0
-        dropped = F.dropout(k.repeat(len(c), 1, 1, 1), rate) if rate else k[None]
-        projected = over_many(self.knowledge, dropped)  # k': (steps or 1, N, L, d)
+        dropped = k[None]
+        if self.training and self.dropout.knowledge:
+            dropped = F.dropout(k.repeat(len(c), 1, 1, 1), self.dropout.knowledge)
+        rate = self.dropout.interaction if self.training else 0.0
+        projected = linear_with_fast_bias_grad(self.knowledge, dropped)  # k': (steps or 1, N, L, d)
         of_interaction, of_element = self.hidden.weight[:, :d], self.hidden.weight[:, d:]
-        hidden, combine, combine_bias, score = (
-            weight.to(working_dtype(weight))
-            for weight in (
-                of_interaction,
-                self.combine.weight,
-                self.combine.bias,
-                self.score.weight[0],
-            )
-        )
+        given = (of_interaction, self.combine.weight, self.combine.bias, self.score.weight[0])
+        weights = [weight.to(compute_dtype(weight)) for weight in given]
         direct = self.hidden.bias.expand_as(projected)
         if self.direct:
-            direct = RepeatedLinear(of_element, self.hidden.bias)(projected)
+            direct = DeferredGradLinear(of_element, self.hidden.bias)(projected)
         by_step = list(zip(projected.unbind(), direct.unbind(), strict=True))
-        memory = RepeatedLinear(self.memory.weight, self.memory.bias)
+        memory = DeferredGradLinear(self.memory.weight, self.memory.bias)
         controls = c.unflatten(1, (n, -1)).unbind()
 
         def read(i: int, m_prev: Tensor) -> tuple[Tensor, Tensor]:
-            ra = interact(
-                memory(m_prev).view(n, -1, d),
-                controls[i] if self.guided else None,
-                *by_step[i % len(by_step)],
-                hidden,
-                combine,
-                combine_bias,
-                score,
-                self.dropout.interaction if self.training else 0.0,
-            )  # (N, G, L)
+            m, control = memory(m_prev).view(n, -1, d), controls[i] if self.guided else None
+            elements = by_step[i % len(by_step)]
+            ra = interaction_logits(m, control, *elements, *weights, rate=rate)  # (N, G, L)
             if is_pad is not None:
                 ra = ra.masked_fill(is_pad[:, None], -torch.inf)
             rv = ra.softmax(-1)
@@ -163,28 +146,29 @@ class ReferenceRead(nn.Module):
 
 
 class ReferenceSelfAttention(nn.Module):
-    """A key made of cq_i meets the controls c_0 … c_{i-1}, the first one included."""
+    """A key made of cq_i is compared with the controls c_0 … c_{i-1}, the initial one included."""
 
     first = 0  # the earliest step that can be recalled
 
     def __init__(self, config: MACConfig) -> None:
         super().__init__()
-        self.key = linear(config.d, config.d)
-        self.score = scores(config.d)
+        self.key = Linear(config.d, config.d)
+        self.score = score_layer(config.d)
 
-    def forward(self, c: Tensor, cq: Tensor | None, earlier: Tensor) -> Tensor:
-        # c, cq: (B, d)   earlier: (j, B, d) → sa: (B, j)
+    def forward(self, cq: Tensor, earlier: Tensor) -> Tensor:
+        # cq: (B, d)   earlier: (j, B, d) → sa: (B, j)
         logits = torch.einsum("bd,jbd->bj", self.key(cq) * self.score.weight, earlier)  # (w2.1)
         return logits.softmax(-1)
 
 
 class ReferenceGate(nn.Module):
-    """A gate for each dimension, on the new memory; returned is the share of the old one."""
+    """A gate for each of the d numbers, on the new memory; returned is the share of the old one."""
 
     def __init__(self, config: MACConfig) -> None:
         super().__init__()
-        self.gate = linear(config.d, config.d)
+        self.gate = Linear(config.d, config.d)
         nn.init.constant_(self.gate.bias, 1.0 if config.gate_bias is None else config.gate_bias)
 
-    def forward(self, c: Tensor) -> Tensor:
-        return 1 - torch.sigmoid(self.gate(c))
+    def forward(self, c: Tensor, m_prev: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+        kept = 1 - torch.sigmoid(self.gate(c))  # (w3.1) (B, d)
+        return kept * m_prev + (1 - kept) * m, kept  # (w3.2)

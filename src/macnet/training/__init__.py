@@ -1,6 +1,7 @@
-"""From batches to a trained network.
+"""Training: from data and a plan to a trained network in the folder of a run.
 
-A `Trainer` takes a network through the stages of its teaching. In each, a `Loop` decides when to
-validate, save and end, and a `Learner` makes the steps. What is on disk of it is a `Run`; how far
-it has come is its `Standing`. What a stage does is data, in `recipes` and `objectives`.
+`train` is the whole of it. It opens `TrainingData`, makes a `TrainingPlan`, and lets a `Trainer`
+take a network through the stages of its system. In each stage a `Loop` decides when to log,
+validate, save and end, and a `Learner` makes the steps. A `RunFolder` is the run on disk; how far
+it has come is its `TrainState`.
 """

@@ -1,7 +1,7 @@
-"""The learning curve of a run, drawn from its record.
+"""The learning curve of a run, drawn from its log.
 
-Above, accuracy against time and epochs: on the validation set, overall and by column, and in
-training. Below, the loss and the learning rate.
+Above, accuracy against time and epochs: on the validation data, overall and by question type, and
+in training. Below, the loss and the learning rate.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator, PercentFormatter
 
-from macnet.disk import whole_file
-from macnet.training.record import read_record
+from macnet.files import atomic_file
+from macnet.training.log import read_log
 
-# By Okabe and Ito, for all eyes: of the columns, one after another.
+# The palette of Okabe and Ito, which the color-blind can tell apart; of the question types.
 COLOURS = ("#D55E00", "#0072B2", "#CC79A7", "#009E73", "#E69F00")
 INK, QUIET, FAINT = "#222222", "#777777", "#D0D0D0"
 UNITS = (("hours", 3600, 2 * 3600), ("minutes", 60, 5 * 60), ("seconds", 1, 0))
-"""Of time: name, seconds, and from how many seconds on it is used."""
+"""Units of time: name, seconds, and the shortest run, in seconds, that is shown in it."""
 LEFT, RIGHT = 0.1, 0.775  # of the figure; to the right of the panels, curves are named
 LINE_HEIGHT = 11.5  # points
 NARROW = 0.2  # of a panel's width: the names of shorter stages stand upright
@@ -34,36 +34,45 @@ EPOCHS_SHOWN = 8
 MOST_LOSSES_NAMED = 5
 
 
-class Point(NamedTuple):
-    """A line of the record: when, in the unit of the axis, and the numbers of curves."""
+class LogPoint(NamedTuple):
+    """A line of the log."""
 
     time: float
+    """The time, in the unit of the axis."""
     epoch: float
+    """The number of epochs in the stage."""
     values: Mapping[str, float | None]
+    """The value of each curve, by name."""
 
 
-class Stage(NamedTuple):
+class StageCurves(NamedTuple):
+    """The curves of one stage of training."""
+
     name: str
+    """The name of the stage."""
     start: float
-    points: list[Point]
+    """The time at which it began."""
+    points: list[LogPoint]
+    """Its lines of the log."""
 
     @property
     def end(self) -> float:
+        """The time at which it ended."""
         return self.points[-1].time
 
     def curve(self, name: str) -> tuple[list[float], list[float]]:
-        """Times and values, where there are any."""
+        """The times and values of a curve, where it has finite values."""
         found = [(point.time, point.values.get(name)) for point in self.points]
-        sound = [(time, v) for time, v in found if v is not None and math.isfinite(v)]
-        return [time for time, _ in sound], [value for _, value in sound]
+        finite = [(time, v) for time, v in found if v is not None and math.isfinite(v)]
+        return [time for time, _ in finite], [value for _, value in finite]
 
 
-def draw_curve(record: Path, out: Path, title: str) -> None:
-    """Draw the record of a run as a PNG."""
-    lines = [line for line in read_record(record) if line["kind"] != "end"]
+def draw_curve(log: Path, out: Path, title: str) -> None:
+    """Draw the log of a run as a PNG."""
+    lines = [line for line in read_log(log) if line["kind"] != "end"]
     with rc_context({"font.size": 9, "axes.linewidth": 0.6, "axes.edgecolor": QUIET}):
         figure = _draw(lines, title)
-        with whole_file(out) as file:
+        with atomic_file(out) as file:
             figure.savefig(file, format="png", dpi=200)
 
 
@@ -98,8 +107,8 @@ def _draw(lines: Sequence[Mapping[str, Any]], title: str) -> Figure:
     return figure
 
 
-def _stages(lines: Sequence[Mapping[str, Any]], unit: float) -> list[Stage]:
-    stages: list[Stage] = []
+def _stages(lines: Sequence[Mapping[str, Any]], unit: float) -> list[StageCurves]:
+    stages: list[StageCurves] = []
     for name, group in groupby(lines, key=lambda line: str(line["stage"])):
         points = []
         for line in group:
@@ -107,15 +116,15 @@ def _stages(lines: Sequence[Mapping[str, Any]], unit: float) -> list[Stage]:
             if line["kind"] == "train":
                 loss = max(line["loss"] or 0, 0) or None  # others have no logarithm
                 values = {"training": values, "loss": loss, "lr": line["lr"]}
-            points.append(Point(line["seconds"] / unit, line["epoch"], values))
-        stages.append(Stage(name, stages[-1].end if stages else 0.0, points))
+            points.append(LogPoint(line["seconds"] / unit, line["epoch"], values))
+        stages.append(StageCurves(name, stages[-1].end if stages else 0.0, points))
     return stages
 
 
 # --- the upper panel -------------------------------------------------------------------------
 
 
-def _draw_accuracy(axes: Axes, stages: Sequence[Stage]) -> None:
+def _draw_accuracy(axes: Axes, stages: Sequence[StageCurves]) -> None:
     names = dict.fromkeys(
         name for stage in stages for point in stage.points for name in point.values
     )
@@ -145,12 +154,12 @@ def _draw_accuracy(axes: Axes, stages: Sequence[Stage]) -> None:
 
 
 def _name_curves(axes: Axes, ends: Mapping[str, float], colours: Mapping[str, str]) -> None:
-    """Beside the panel, each as high as its curve ends, or as near as there is room."""
+    """Label curves beside the panel, each at the height of its end, or as near as there is room."""
     names = sorted(ends, key=lambda name: ends[name])
     low, high = axes.get_ylim()
     height = axes.get_window_extent().height * 72 / axes.figure.dpi  # in points
     line = (high - low) * LINE_HEIGHT / height
-    heights = apart([ends[name] for name in names], line, low, high)
+    heights = spread_labels([ends[name] for name in names], line, low, high)
     aside = axes.get_yaxis_transform()
     for name, y in zip(names, heights, strict=True):
         look: dict[str, Any] = {"color": colours[name], "transform": aside, "clip_on": False}
@@ -160,8 +169,8 @@ def _name_curves(axes: Axes, ends: Mapping[str, float], colours: Mapping[str, st
         axes.text(1.032, y, words, va="center_baseline", size=8.5, weight=weight, **look)
 
 
-def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Rising heights, a gap apart, as near as can be to those wanted: the least squares."""
+def spread_labels(wanted: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Rising heights of labels, a gap apart, nearest to those wanted by least squares."""
     # Less the gaps below, they must only not fall: where they would, neighbours share their mean.
     blocks: list[list[float]] = []
     for i, height in enumerate(wanted):
@@ -173,8 +182,8 @@ def apart(wanted: Sequence[float], gap: float, low: float, high: float) -> list[
     return [min(max(mean, low), highest) + i * gap for i, mean in enumerate(means)]
 
 
-def _name_stages(axes: Axes, stages: Sequence[Stage]) -> None:
-    """At their ends, where curves are high."""
+def _name_stages(axes: Axes, stages: Sequence[StageCurves]) -> None:
+    """Label stages at their ends, where curves are high."""
     for stage in stages:
         narrow = stage.end - stage.start < NARROW * stages[-1].end
         axes.annotate(
@@ -192,8 +201,8 @@ def _name_stages(axes: Axes, stages: Sequence[Stage]) -> None:
         )
 
 
-def _draw_epochs(axes: Axes, stages: Sequence[Stage]) -> None:
-    """Above the panel. Each stage counts its own, and not all epochs take the same time."""
+def _draw_epochs(axes: Axes, stages: Sequence[StageCurves]) -> None:
+    """An axis of epochs above. Each stage counts its own, and not all take the same time."""
     ticks: dict[float, str] = {}
     for stage in stages:
         share = (stage.end - stage.start) / (stages[-1].end or 1)
@@ -212,7 +221,7 @@ def _draw_epochs(axes: Axes, stages: Sequence[Stage]) -> None:
 # --- the lower panel -------------------------------------------------------------------------
 
 
-def _draw_loss(axes: Axes, stages: Sequence[Stage]) -> None:
+def _draw_loss(axes: Axes, stages: Sequence[StageCurves]) -> None:
     axes.set_ylabel("loss", color=INK)
     axes.set_yscale("log")
     axes.yaxis.set_minor_locator(NullLocator())
@@ -233,7 +242,7 @@ def _draw_loss(axes: Axes, stages: Sequence[Stage]) -> None:
     axes.set_yticks(ticks, [f"{n:g}" for n in ticks])
 
 
-def _draw_rate(axes: Axes, stages: Sequence[Stage]) -> None:
+def _draw_rate(axes: Axes, stages: Sequence[StageCurves]) -> None:
     curves = [stage.curve("lr") for stage in stages]
     highest = max((rate for _, values in curves for rate in values), default=0) or 1
     right = axes.twinx()

@@ -1,192 +1,226 @@
-"""The loop of a stage: learn, look how it goes, validate, save, and end when it is time."""
+"""The loop of a stage: steps, learning rates, log, validation, checkpoints, early stopping."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import NoReturn
 
 import torch
+from torch import nn
 
-from macnet import parallel
-from macnet.data.vocab import ANSWERS
+from macnet import distributed
+from macnet.checkpoint import LAST
 from macnet.errors import InputError, NotFiniteError
 from macnet.evaluation.accuracy import Results
-from macnet.evaluation.report import in_one_line
-from macnet.models.registry import System
+from macnet.evaluation.report import summary_line
+from macnet.models.recipe import Recipe
 from macnet.progress import Advance, progress
-from macnet.training.checkpoint import LAST
-from macnet.training.interrupts import Interrupts
-from macnet.training.record import Record
-from macnet.training.run import Run, Standing
-from macnet.training.schedule import Schedule
+from macnet.signals import Interrupts
+from macnet.training.log import TrainingLog
+from macnet.training.run_folder import RunFolder, TrainState
 from macnet.training.step import Learner, Meters
 
-LOOK_EVERY = 10  # steps: a look at how it goes waits for the device
-LINES = 50  # of the record, in an epoch
-HOPELESS = 10  # times the loss of a guess among the answers: nothing comes back from there
+READ_EVERY = 10  # steps between readings of the meters, each of which waits for the device
+LOG_LINES = 50  # in an epoch
+DIVERGED = 10  # times the loss of a uniform guess: training does not recover from there
+# The authors halve the rate after an epoch if the loss before it was below the second number and
+# has fallen by less than the first, as long as the rate is above the third.
+AUTHORS_RULE = ((0.015, 0.5, 2e-5), (0.008, 0.15, 1e-5), (0.003, 0.10, 5e-6))
 
-Validate = Callable[[System, torch.nn.Module], Results]
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate of each step."""
+
+    recipe: Recipe
+    steps: int
+    """Number of steps of the stage."""
+    steps_per_epoch: int
+    """Number of steps of an epoch."""
+
+    def rate(self, step: int, losses: Sequence[float] = ()) -> float:
+        """The rate of the step after so many; `losses` are those of the epochs before it."""
+        warmup = round(self.recipe.warmup * self.steps_per_epoch)
+        if step < warmup:
+            return self.recipe.lr * (step + 1) / warmup
+        if self.recipe.schedule == "cosine":
+            progress = (step - warmup) / max(1, self.steps - warmup)
+            return self.recipe.lr * (1 + math.cos(math.pi * progress)) / 2
+        if self.recipe.schedule == "authors":
+            return self._halved(losses)
+        return self.recipe.lr
+
+    def _halved(self, losses: Sequence[float]) -> float:
+        rate = self.recipe.lr
+        for before, now in pairwise(losses):
+            if any(
+                before - now < fall and before < below and rate > above
+                for fall, below, above in AUTHORS_RULE
+            ):
+                rate /= 2
+        return rate
 
 
 class Loop:
-    """A stage on its way; how far it has come is in `standing`."""
+    """The training of one stage; how far it has come is in `state`."""
 
     def __init__(
         self,
         name: str,
         learner: Learner,
-        validate: Validate,
-        run: Run,
-        record: Record,
-        standing: Standing,
+        validate: Callable[[nn.Module], Results],
+        folder: RunFolder,
+        log: TrainingLog,
+        state: TrainState,
         *,
         steps_per_epoch: int,
+        answers: int,
         save_every: float,
     ) -> None:
         self._name, self._learner, self._validate = name, learner, validate
-        self._run, self._record, self.standing = run, record, standing
+        self._folder, self._log, self.state = folder, log, state
         recipe = learner.recipe
         self._patience, self._batch = recipe.patience, recipe.images * recipe.questions
         self._steps = max(1, round(recipe.epochs * steps_per_epoch))
         self._steps_per_epoch = steps_per_epoch
-        if not 0 <= standing.step <= self._steps:
+        if not 0 <= state.step <= self._steps:
             raise InputError(
-                f"{run.folder / LAST}: step is {standing.step:,}, but the stage has {self._steps:,}"
+                f"{folder.path / LAST}: step is {state.step:,}, but the stage has {self._steps:,}"
             )
         self._schedule = Schedule(recipe, self._steps, steps_per_epoch)
-        self._validate_every = max(1, round(recipe.validate * steps_per_epoch))
-        self._line_every = max(1, steps_per_epoch // LINES)
-        waits = learner.device.type != "cpu" or parallel.size() > 1
-        self._look_every = LOOK_EVERY if waits else 1
-        self._save_every, self._saved = save_every, time.monotonic()
-        self._began = time.monotonic() - standing.seconds
-        self._lined = standing.questions, standing.seconds  # at the last line of the record
-        self._of_earlier_stages = standing.questions - round(learner.meters().asked)
+        self._validate_every = max(1, round(recipe.validate_every * steps_per_epoch))
+        self._log_every = max(1, steps_per_epoch // LOG_LINES)
+        waits = learner.device.type != "cpu" or distributed.size() > 1
+        self._read_every = READ_EVERY if waits else 1
+        self._max_loss = DIVERGED * math.log(max(2, answers))
+        self._save_every, self._saved_at = save_every, time.monotonic()
+        self._started_at = time.monotonic() - state.seconds
+        self._last_logged = state.questions, state.seconds
+        self._questions_before = state.questions - round(learner.meters().labelled)
 
     def run(self) -> None:
-        """To the end of the stage."""
-        now = self.standing
-        size = self._steps * self._batch, now.step * self._batch
-        moments = self._look_every, self._line_every, self._steps_per_epoch, self._validate_every
-        with Interrupts() as interrupts, progress(self._name, "questions", *size) as advance:
-            while not self._is_over():
-                self._learner.step(now.step, self._schedule.rate(now.step, now.losses))
-                now.step += 1
+        """Train to the end of the stage."""
+        state = self.state
+        total, done = self._steps * self._batch, state.step * self._batch
+        moments = self._read_every, self._log_every, self._steps_per_epoch, self._validate_every
+        with Interrupts() as interrupts, progress(self._name, "questions", total, done) as advance:
+            while state.step < self._steps and not self._is_stalled():
+                rate = self._schedule.rate(state.step, state.epoch_losses)
+                self._learner.step(state.step, rate)
+                state.step += 1
                 if self._is_time(*moments):
-                    self._look_at_it(advance)
+                    self._read_meters(advance)
                     self._save_or_stop(interrupts)
-        self._write(
-            "end", why="all epochs are over" if now.step == self._steps else "early stopping"
-        )
+        ended = state.step == self._steps
+        self._write("end", reason="all epochs are over" if ended else "early stopping")
 
     def save(self) -> None:
-        self.standing.seconds = self._seconds()
-        self._record.sync()
-        self.standing.record = self._record.size
-        self._run.save(self.standing, self._learner.state())
-        self._saved = time.monotonic()
+        """Write a checkpoint."""
+        self.state.seconds = self._seconds()
+        self._log.sync()
+        self.state.log_size = self._log.size
+        self._folder.save(self.state, self._learner.state())
+        self._saved_at = time.monotonic()
 
-    def _is_over(self) -> bool:
-        stopped = 0 < self._patience <= self.standing.waited
-        return stopped or self.standing.step >= self._steps
+    def _is_stalled(self) -> bool:
+        return 0 < self._patience <= self.state.validations_since_best
 
     def _is_time(self, *every: int) -> bool:
-        """Whether a step is one of every so many, or the last. All processes think the same."""
-        step = self.standing.step
+        """Whether a step is one of every so many, or the last; in all processes alike."""
+        step = self.state.step
         return step == self._steps or any(step % few == 0 for few in every)
 
-    def _look_at_it(self, advance: Advance) -> None:
-        now, meters = self.standing, self._learner.meters()
-        now.questions = self._of_earlier_stages + round(meters.asked)  # a batch may have holes
-        lately = meters.since(now.at_line)
-        self._refuse_divergence(lately)
-        note = f"loss {lately.mean_loss:.4f}, lr {self._rate():.1e}"
-        advance.to(now.step * self._batch, note)
-        if self._is_time(self._line_every):
-            self._write_line(lately)
-            now.at_line = list(meters)
-        if now.step % self._steps_per_epoch == 0:
-            now.losses.append(meters.since(now.at_epoch).mean_loss)
-            now.at_epoch = list(meters)
+    def _read_meters(self, advance: Advance) -> None:
+        """Show, check and log the loss, and validate when it is time."""
+        state, meters = self.state, self._learner.meters()
+        # A batch may have holes: not all its questions are labelled.
+        state.questions = self._questions_before + round(meters.labelled)
+        recent = meters.since(state.meters_at_log)
+        if not all(map(math.isfinite, recent)) or recent.mean_loss >= self._max_loss:
+            self._end_diverged(f"the loss was {recent.mean_loss:.3g}")
+        advance.to(state.step * self._batch, f"loss {recent.mean_loss:.4f}, lr {self._rate():.1e}")
+        if self._is_time(self._log_every):
+            self._log_training(recent)
+            state.meters_at_log = list(meters)
+        if state.step % self._steps_per_epoch == 0:
+            state.epoch_losses.append(meters.since(state.meters_at_epoch).mean_loss)
+            state.meters_at_epoch = list(meters)
         if self._is_time(self._validate_every):
-            self._take_stock(advance)
+            self._run_validation(advance)
 
-    def _write_line(self, lately: Meters) -> None:
-        now, (questions, seconds) = self.standing, self._lined
-        self._lined = now.questions, self._seconds()
+    def _log_training(self, recent: Meters) -> None:
+        state, (questions, seconds) = self.state, self._last_logged
+        self._last_logged = state.questions, self._seconds()
         self._write(
             "train",
-            loss=lately.mean_loss,
-            accuracy=lately.right / max(lately.asked, 1),
+            loss=recent.mean_loss,
+            accuracy=recent.correct / max(recent.labelled, 1),
             lr=self._rate(),
-            questions_per_second=(now.questions - questions) / (self._seconds() - seconds),
-            gradient_norm=lately.gradient_norm / (now.step % self._line_every or self._line_every),
+            questions_per_second=(state.questions - questions) / (self._seconds() - seconds),
+            gradient_norm=recent.gradient_norm / (state.step % self._log_every or self._log_every),
         )
 
-    def _take_stock(self, advance: Advance) -> None:
-        """Validate, and see whether it was ever better."""
-        now, network = self.standing, self._learner.evaluated()
+    def _run_validation(self, advance: Advance) -> None:
+        """Validate, and keep the network if it is the best so far."""
+        state, network = self.state, self._learner.ema_network()
         try:
-            results = self._validate(self._learner.system, network)
+            results = self._validate(network)
         except NotFiniteError:  # the step just made was one too far
             self._end_diverged("answers at validation were not finite")
-        better = results.overall.value > now.best
-        now.waited = 0 if better else now.waited + 1
-        if better:
-            now.best = results.overall.value
-            self._run.remember(now, results.accuracies(), network.state_dict())
-        self._write("validation", accuracy=results.accuracies(), best=better)
-        advance.say(f"epoch {now.step / self._steps_per_epoch:.2f}: {in_one_line(results, 'val')}")
+        is_best = results.overall.value > state.best_accuracy
+        state.validations_since_best = 0 if is_best else state.validations_since_best + 1
+        if is_best:
+            state.best_accuracy = results.overall.value
+            self._folder.set_best(state, results.accuracies(), network.state_dict())
+        self._write("validation", accuracy=results.accuracies(), best=is_best)
+        epoch = state.step / self._steps_per_epoch
+        advance.say(f"epoch {epoch:.2f}: {summary_line(results, 'val')}")
 
     def _write(self, kind: str, **numbers: object) -> None:
-        now = self.standing
-        self._record.write(
+        state = self.state
+        self._log.write(
             kind=kind,
             stage=self._name,
-            step=now.step,
-            epoch=now.step / self._steps_per_epoch,
-            questions=now.questions,
+            step=state.step,
+            epoch=state.step / self._steps_per_epoch,
+            questions=state.questions,
             seconds=self._seconds(),
             **numbers,
         )
 
     def _rate(self) -> float:
-        """Of the step just made."""
-        return self._schedule.rate(self.standing.step - 1, self.standing.losses)
+        """The learning rate of the last step."""
+        return self._schedule.rate(self.state.step - 1, self.state.epoch_losses)
 
     def _seconds(self) -> float:
-        """Since the run began, without the time it stood still."""
-        return time.monotonic() - self._began
+        """Seconds of training, without the time between a stop and a resumption."""
+        return time.monotonic() - self._started_at
 
     def _save_or_stop(self, interrupts: Interrupts) -> None:
         """What any process was asked to do, all do: each has its share of what is saved."""
-        due = parallel.is_first() and time.monotonic() - self._saved >= self._save_every
-        wishes = torch.tensor(
-            [interrupts.asked, due], dtype=torch.int32, device=self._learner.device
-        )
-        stop, save = parallel.sum_over_all(wishes).tolist()
+        late = time.monotonic() - self._saved_at >= self._save_every
+        asked = [interrupts.asked, late and distributed.is_rank_zero()]
+        wishes = torch.tensor(asked, dtype=torch.int32, device=self._learner.device)
+        stop, save = distributed.all_reduce_sum(wishes).tolist()
         if stop or save:
             self.save()
         if stop:
             raise KeyboardInterrupt(
-                f"stopped after step {self.standing.step:,} and saved to {self._run.folder}; the "
-                "same command with --resume goes on from there"
+                f"stopped after step {self.state.step:,} and saved to {self._folder.path}; the "
+                "same with `resume` goes on from there"
             )
 
-    def _refuse_divergence(self, lately: Meters) -> None:
-        loss, guess = lately.mean_loss, math.log(len(ANSWERS))
-        if not all(map(math.isfinite, lately)) or loss >= HOPELESS * guess:
-            self._end_diverged(f"the loss was {loss:.3g}")
-
     def _end_diverged(self, sign: str) -> NoReturn:
-        self._write("end", why="diverged")
-        self._run.save_best()
-        saved = (self._run.folder / LAST).exists()
+        self._write("end", reason="diverged")
+        self._folder.save_best()
+        is_saved = (self._folder.path / LAST).exists()
         raise InputError(
-            f"{self._run.folder}: {sign} at step {self.standing.step:,}, learning at "
-            f"{self._rate():.1e}, and will not recover; try a smaller --recipe.lr, a longer "
-            "--recipe.warm-up, a small --recipe.clip or --recipe.precision float32"
-            + (f" ({LAST} is of an earlier, sound step)" if saved else "")
+            f"{self._folder.path}: {sign} at step {self.state.step:,}, at a learning rate of "
+            f"{self._rate():.1e}, and training will not recover; try a smaller `recipe.lr`, a "
+            "longer `recipe.warmup`, a small `recipe.clip` or `recipe.precision` float32"
+            + (f" ({LAST} is of an earlier, sound step)" if is_saved else "")
         )

@@ -1,7 +1,7 @@
-"""One step of learning: gather, forward, backward, clip, optimise, average.
+"""One training step: gather, forward, backward, clip, optimizer, average of the weights.
 
 On CUDA all of it is one captured graph, and a step costs the host a copy of indices and a launch;
-elsewhere the same code runs as it stands.
+elsewhere the same code runs eagerly.
 """
 
 from __future__ import annotations
@@ -14,254 +14,269 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.optim import Adam, AdamW, Optimizer
 
-from macnet import parallel
-from macnet.data.batches import Source
+from macnet import distributed
+from macnet.checkpoint import check_tensors
+from macnet.data.batches import Batch, BatchSource
 from macnet.errors import InputError
-from macnet.models.registry import System
-from macnet.training.augment import augmented
-from macnet.training.checkpoint import check_tensors
-from macnet.training.muon import Muon, is_matrix
-from macnet.training.objectives import Objective
-from macnet.training.recipes import Recipe
+from macnet.models.objectives import LossSums
+from macnet.models.recipe import Recipe
+from macnet.training.augment import augment
+from macnet.training.ema import WeightEMA
+from macnet.training.muon import Muon
 
-EAGER_STEPS = 3  # before a graph can be captured, kernels must be compiled and states be there
+EAGER_STEPS = 3  # before a graph can be captured, kernels must be compiled and states exist
 
 
 class Meters(NamedTuple):
-    """Sums over all steps of a stage, and over all processes."""
+    """Sums over all steps of a stage and over all processes: those of `LossSums`, and a norm."""
 
     loss: float
     counted: float
-    right: float
-    asked: float
+    correct: float
+    labelled: float
     gradient_norm: float
 
     @property
     def mean_loss(self) -> float:
+        """The loss, averaged over its terms."""
         return self.loss / self.counted
 
     def since(self, before: Sequence[float]) -> Meters:
-        """Without what they showed before, if they showed anything."""
+        """The sums since an earlier reading; since the start, if that is empty."""
         return Meters(*(a - b for a, b in zip(self, before, strict=True))) if before else self
 
 
-OPTIMISERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "muon": Muon,
-}
+OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {"adam": Adam, "adamw": AdamW, "muon": Muon}
 
 
 class Learner:
-    """A network that learns, step by step; `average` is what it has become, for evaluation."""
+    """A network that is trained step by step."""
 
     def __init__(
         self,
-        system: System,
         network: nn.Module,
-        objective: Objective,
+        objective: Callable[[nn.Module, Batch], LossSums],
         recipe: Recipe,
-        source: Source,
+        source: BatchSource,
         device: torch.device,
         *,
         capture: bool = True,
     ) -> None:
-        self.system, self.network, self._objective = system, network.train(), objective
+        self.network, self._objective = network.train(), objective
         self.recipe, self._source, self.device = recipe, source, device
-        self._weights = chosen_weights(network, recipe.trains)
-        on_gpu = device.type == "cuda"
-        # A captured graph reads its numbers from the device.
-        lr = torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr
-        self.optimiser: torch.optim.Optimizer | None = None
-        if self._weights:
-            self.optimiser = OPTIMISERS[recipe.optimiser](
-                self._weights.items(),
-                lr=lr,
-                weight_decay=recipe.weight_decay,
-                fused=True,
-                capturable=on_gpu,
-            )
-        self.average = copy.deepcopy(network).eval() if recipe.average else network
-        averages = dict(self.average.named_parameters())
-        self._averages: list[Tensor] = (
-            [averages[name] for name in self._weights] if recipe.average else []
-        )
-        self._renewal = torch.tensor(1 - recipe.average, device=device)
+        self._weights = trainable_parameters(network, recipe.trainable)
+        self.optimizer = make_optimizer(self._weights, recipe)
+        self._ema: WeightEMA | None = None
+        self._ema_network = network
+        if recipe.ema:
+            self._ema_network = copy.deepcopy(network).eval()
+            if self._weights:
+                self._ema = WeightEMA([*self._weights.values()], recipe.ema)
         self._meters = torch.zeros(len(Meters._fields), dtype=torch.float64, device=device)
-        self._capture = capture and on_gpu
+        self._capture = capture and device.type == "cuda"
         self._steps = 0
-        self._drawn: tuple[Tensor, ...] = ()
+        self._static_inputs: tuple[Tensor, ...] = ()
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def step(self, number: int, rate: float) -> None:
-        """Learn from the next batch, the one after `number` of this stage, at a learning rate."""
-        drawn = self._source.draw()
-        self._set(number, rate)
+        """Train on the next batch, at a learning rate, after so many steps of the stage."""
+        sampled = self._source.sample()
+        self._set_rates(number, rate)
         if not self._capture:
-            self._learn(drawn)
+            self._train_on(sampled)
         elif self._steps < EAGER_STEPS:
             side = torch.cuda.Stream(self.device)  # what will be captured must not have run
             side.wait_stream(torch.cuda.current_stream())  # on the stream that everybody uses
             with torch.cuda.stream(side):
-                self._learn(drawn)
+                self._train_on(sampled)
             torch.cuda.current_stream().wait_stream(side)
         else:
             if self._graph is None:
-                self._graph = self._captured(drawn)
-            for static, new in zip(self._drawn, drawn, strict=True):
+                self._graph = self._captured(sampled)
+            for static, new in zip(self._static_inputs, sampled, strict=True):
                 static.copy_(new, non_blocking=True)
             self._graph.replay()
         self._steps += 1
 
     def meters(self) -> Meters:
-        """Waits for the device."""
+        """The sums so far; this waits for the device."""
         return Meters(*self._meters.tolist())
 
-    def evaluated(self) -> nn.Module:
-        """The network to evaluate: the average, with what batch normalisation has seen by now."""
-        if self.average is not self.network:
+    def ema_network(self) -> nn.Module:
+        """The network to evaluate: averaged weights, and the present buffers of normalisation."""
+        if self._ema is not None:
+            self._ema.copy_to(self._averages())
+        if self._ema_network is not self.network:
             theirs = dict(self.network.named_buffers())
-            for name, buffer in self.average.named_buffers():
+            for name, buffer in self._ema_network.named_buffers():
                 buffer.copy_(theirs[name])
-        return self.average
+        return self._ema_network
 
-    def _set(self, number: int, rate: float) -> None:
-        if self.optimiser is not None:
-            for group in self.optimiser.param_groups:
+    def _averages(self) -> list[Tensor]:
+        """The averaged weights in the network that is evaluated."""
+        averages = dict(self._ema_network.named_parameters())
+        return [averages[name] for name in self._weights]
+
+    def _set_rates(self, number: int, rate: float) -> None:
+        if self.optimizer is not None:
+            for group in self.optimizer.param_groups:
                 if isinstance(group["lr"], Tensor):
                     group["lr"].fill_(rate)
                 else:
                     group["lr"] = rate
-        if self.recipe.average_warm_up:
-            self._renewal.fill_(1 - min(self.recipe.average, (1 + number) / (10 + number)))
+        if self._ema is not None and self.recipe.ema_warmup:
+            self._ema.set_decay(min(self.recipe.ema, (1 + number) / (10 + number)))
 
-    def _captured(self, drawn: tuple[Tensor, ...]) -> torch.cuda.CUDAGraph:
-        self._drawn = tuple(tensor.clone() for tensor in drawn)
+    def _captured(self, sampled: tuple[Tensor, ...]) -> torch.cuda.CUDAGraph:
+        self._static_inputs = tuple(tensor.clone() for tensor in sampled)
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
-        # Another thread may draw pictures or copy them meanwhile.
+        # Another thread may render images or copy them meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            self._learn(self._drawn)
+            self._train_on(self._static_inputs)
         return graph
 
-    def _learn(self, drawn: tuple[Tensor, ...]) -> None:
-        batch = self._source.gather(drawn)
-        batch = batch._replace(images=augmented(batch.images, self.recipe))
+    def _train_on(self, sampled: tuple[Tensor, ...]) -> None:
+        batch = self._source.gather(sampled)
+        batch = batch._replace(images=augment(batch.images, self.recipe))
         low = self.recipe.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
-            scored = self._objective(self.system, self.network, batch)
+            scored = self._objective(self.network, batch)
         sums = torch.stack([sum_.detach().double() for sum_ in scored])
-        parallel.sum_over_all(sums)
+        distributed.all_reduce_sum(sums)
         norm = sums.new_zeros(())
-        if self.optimiser is not None:
-            (scored.total / sums[1]).backward()
-            norm = self._clipped()
-            self.optimiser.step()
-            self.optimiser.zero_grad()
-            self._follow()
+        if self.optimizer is not None:
+            (scored.total / sums[1].clamp(min=1)).backward()  # there may be no known answer
+            norm = self._clip_gradients()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            if self._ema is not None:
+                self._ema.update()
         self._meters += torch.cat([sums, norm.double()[None]])
 
-    def _clipped(self) -> Tensor:
-        """The norm of the gradients of all processes together, which is then no larger."""
+    def _clip_gradients(self) -> Tensor:
+        """Sum the gradients of all processes and clip them; gives their norm before."""
         weights = self._weights.values()
-        if parallel.size() > 1:
+        if distributed.size() > 1:
             # Not torch's wrapper: a module that no question of this share has used has no gradient,
             # and a graph must hold every exchange.
             gradients = [torch.zeros_like(w) if w.grad is None else w.grad for w in weights]
-            flat = parallel.sum_over_all(_flatten_dense_tensors(gradients))
-            summed = _unflatten_dense_tensors(flat, gradients)
-            for weight, gradient in zip(weights, summed, strict=True):
-                weight.grad = torch.empty_like(weight).copy_(gradient)
+            summed = distributed.all_reduce_sum(torch.cat([g.flatten() for g in gradients]))
+            parts = summed.split([weight.numel() for weight in weights])
+            for weight, part in zip(weights, parts, strict=True):
+                weight.grad = torch.empty_like(weight).copy_(part.view(weight.shape))
         return nn.utils.clip_grad_norm_(weights, self.recipe.clip or math.inf)
-
-    @torch.no_grad()
-    def _follow(self) -> None:
-        """Move the average towards the weights."""
-        if self._averages:
-            change = torch._foreach_sub([*self._weights.values()], self._averages)
-            torch._foreach_mul_(change, self._renewal)
-            torch._foreach_add_(self._averages, change)
 
     # --- state, by name --------------------------------------------------------------------
 
     def state(self) -> dict[str, Tensor]:
-        """All that going on takes."""
+        """All tensors that resuming takes."""
         tensors = {f"network/{name}": t for name, t in self.network.state_dict().items()}
-        if self.average is not self.network:
-            tensors |= {f"average/{name}": t for name, t in self.average.state_dict().items()}
-        if self.optimiser is not None:
-            for name, weight in self._weights.items():
-                for key, value in self.optimiser.state[weight].items():
-                    tensors[f"optimiser/{key}/{name}"] = value
+        if self.ema_network() is not self.network:
+            tensors |= {f"ema/{name}": t for name, t in self._ema_network.state_dict().items()}
+        tensors |= _optimizer_state(self.optimizer, self._weights)
         tensors["meters"] = self._meters
         return tensors
 
-    def restore(self, tensors: dict[str, Tensor]) -> None:
-        """What `state` gave, as `check_state` has found."""
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Set the state to that which `state` gave; `check_state` has accepted it."""
+        if self.optimizer is not None:
+            _initialize_state(self.optimizer)  # in the optimizer's own layout; weights follow
+            for name, weight in self._weights.items():
+                state = self.optimizer.state[weight]
+                kept = {key: tensors.get(f"optimizer/{key}/{name}") for key in state}
+                if any(value is None for value in kept.values()):  # no step has used this weight
+                    del self.optimizer.state[weight]
+                    continue
+                for key, value in kept.items():
+                    if isinstance(state[key], Tensor):
+                        state[key].copy_(value)
+                    else:
+                        state[key] = type(state[key])(value)
         self.network.load_state_dict(_below("network/", tensors))
-        if self.average is not self.network:
-            self.average.load_state_dict(_below("average/", tensors))
-        if self.optimiser is not None:
-            for key in ("step", "exp_avg", "exp_avg_sq", "momentum"):
-                for name, value in _below(f"optimiser/{key}/", tensors).items():
-                    weight = self._weights[name]
-                    kept = value.to(self.device if self.device.type == "cuda" else value.device)
-                    if key != "step":
-                        kept = torch.empty_like(weight).copy_(kept)  # in the weight's own layout
-                    self.optimiser.state[weight][key] = kept
+        if self._ema_network is not self.network:
+            self._ema_network.load_state_dict(_below("ema/", tensors))
+        if self._ema is not None:
+            self._ema.copy_from(self._averages())
         self._meters.copy_(tensors["meters"])
+
+
+def make_optimizer(weights: Mapping[str, nn.Parameter], recipe: Recipe) -> Optimizer | None:
+    """The optimizer of a recipe; None if there is nothing to train."""
+    if not weights:
+        return None
+    device = next(iter(weights.values())).device
+    on_gpu = device.type == "cuda"
+    # A captured graph reads its numbers from the device.
+    lr = torch.tensor(recipe.lr, device=device) if on_gpu else recipe.lr
+    return OPTIMIZERS[recipe.optimizer](
+        weights.items(), lr=lr, weight_decay=recipe.weight_decay, fused=True, capturable=on_gpu
+    )
+
+
+def _initialize_state(optimizer: Optimizer) -> None:
+    """Let an optimizer make the state it keeps of each weight, by a step with zero gradients."""
+    for group in optimizer.param_groups:
+        for weight in group["params"]:
+            weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _optimizer_state(
+    optimizer: Optimizer | None, weights: Mapping[str, nn.Parameter]
+) -> dict[str, Tensor]:
+    """All that an optimizer keeps of each weight, by name; a plain number as a tensor."""
+    if optimizer is None:
+        return {}
+    return {
+        f"optimizer/{key}/{name}": value
+        if isinstance(value, Tensor)
+        else torch.tensor(value, dtype=torch.float64)
+        for name, weight in weights.items()
+        for key, value in optimizer.state[weight].items()
+    }
 
 
 def check_state(
     tensors: Mapping[str, Tensor], network: nn.Module, recipe: Recipe, path: Path
 ) -> None:
-    """That what a file holds is what `state` gives of such a network, at some step."""
-    kept = ("network", "average") if recipe.average else ("network",)
+    """Check that the tensors of a file are a state of such a network, after some step or none."""
+    kept = ("network", "ema") if recipe.ema else ("network",)
     wanted = {
         f"{kind}/{name}": tensor for kind in kept for name, tensor in network.state_dict().items()
     }
-    for name, weight in chosen_weights(network, recipe.trains).items():
-        is_pushed = recipe.optimiser == "muon" and is_matrix(name, weight)
-        step = torch.zeros((), device="meta")
-        moments = {"step": step, "exp_avg": weight, "exp_avg_sq": weight}
-        state = {"momentum": weight} if is_pushed else moments
-        named = {f"optimiser/{key}/{name}": tensor for key, tensor in state.items()}
-        if named.keys() & tensors.keys():  # there is none before the first step
-            wanted |= named
+    trained = trainable_parameters(network, recipe.trainable)
+    zeros = {name: nn.Parameter(torch.zeros_like(weight)) for name, weight in trained.items()}
+    optimizer = make_optimizer(zeros, recipe)
+    if optimizer is not None:
+        _initialize_state(optimizer)
+    for name, zero in zeros.items():
+        state = _optimizer_state(optimizer, {name: zero})
+        if state.keys() & tensors.keys():  # there is none before the first step
+            wanted |= state
     wanted["meters"] = torch.zeros(len(Meters._fields), dtype=torch.float64, device="meta")
     found = {name: tensor for name, tensor in tensors.items() if not name.startswith("random/")}
     check_tensors(found, wanted, path, exact=True)
 
 
-def chosen_weights(network: nn.Module, parts: tuple[str, ...]) -> dict[str, nn.Parameter]:
-    """The parameters of the parts named, all if none is; the others are held still."""
+def trainable_parameters(network: nn.Module, parts: tuple[str, ...]) -> dict[str, nn.Parameter]:
+    """The parameters of the named parts, all if none is named; the others are frozen."""
     weights = dict(network.named_parameters())
-
-    def is_of(part: str, name: str) -> bool:
-        return name == part or name.startswith(f"{part}.")
-
     for part in parts:
-        if not any(is_of(part, name) for name in weights):
+        if not any(f"{name}.".startswith(f"{part}.") for name in weights):
             known = sorted({name.partition(".")[0] for name in weights})
             raise InputError(
-                f"recipe.trains is {part!r}, but the network has no such part; it has "
+                f"`recipe.trainable` is {part!r}, but the network has no such part; it has "
                 f"{', '.join(known) or 'none that learns'}"
             )
-    chosen = {
-        name: weight
-        for name, weight in weights.items()
-        if not parts or any(is_of(part, name) for part in parts)
-    }
+    prefixes = tuple(f"{part}." for part in parts)
     for name, weight in weights.items():
-        weight.requires_grad_(name in chosen)
-    return chosen
+        weight.requires_grad_(not parts or f"{name}.".startswith(prefixes))
+    return {name: weight for name, weight in weights.items() if weight.requires_grad}
 
 
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        name.removeprefix(prefix): tensor
-        for name, tensor in tensors.items()
-        if name.startswith(prefix)
-    }
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}

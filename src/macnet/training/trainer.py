@@ -1,78 +1,48 @@
-"""Training: a network, taught stage by stage, that can be stopped at any moment and go on.
+"""Training of a network, stage by stage, that can be stopped at any moment and resumed.
 
-    trainer = Trainer(Path("RUN"), plan, lessons, device=torch.device("cuda"))
+    trainer = Trainer(Path("RUN"), plan, training_data, device=torch.device("cuda"))
     trainer.train(resume=False)
 
-What a stage does is data (`recipes`); nothing here knows one system from another.
+What a stage does is data (`models.system.Stage`); nothing here knows one system from another.
 """
 
 from __future__ import annotations
 
 import math
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from macnet import parallel
+from macnet import distributed
+from macnet.checkpoint import LAST, Checkpoint, load_weights, train_share
 from macnet.errors import InputError
 from macnet.evaluation.accuracy import Results, measure
-from macnet.evaluation.answering import Answering
-from macnet.models.registry import System, find_preset
-from macnet.training.checkpoint import LAST, Checkpoint, Trained, load_weights, share_of
+from macnet.evaluation.predict import Predictor
+from macnet.models.system import Stage
 from macnet.training.curve import draw_curve
-from macnet.training.data import Lessons, steps_of_epoch
+from macnet.training.log import TrainingLog
 from macnet.training.loop import Loop
-from macnet.training.objectives import OBJECTIVES
-from macnet.training.recipes import TEACHINGS, Recipe, Stage, of_stage
-from macnet.training.record import Record
-from macnet.training.run import CURVE, RECORD, Run, Standing, restore_randomness
-from macnet.training.step import Learner, check_state, chosen_weights
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What is trained, and how. With the same data, equal plans give equal networks."""
-
-    preset: str
-    model: Any
-    """A configuration of the preset's system."""
-    recipe: Recipe
-    seed: int = 0
-    start: Trained | None = None
-    """What was learned before, to go on from."""
-
-    @property
-    def system(self) -> System:
-        return find_preset(self.preset).system
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        return TEACHINGS[self.system.name].stages
-
-    def to_record(self) -> dict[str, Any]:
-        return {
-            "preset": self.preset,
-            "system": self.system.name,
-            "model": asdict(self.model),
-            "recipe": asdict(self.recipe),
-            "stages": [asdict(stage) for stage in self.stages],
-            "seed": self.seed,
-            "start": self.start and str(self.start.path.resolve()),
-        }
+from macnet.training.plan import TrainingPlan
+from macnet.training.run_folder import CURVE, LOG, RunFolder, TrainState, restore_random_state
+from macnet.training.step import Learner, check_state, trainable_parameters
+from macnet.training.training_data import TrainingData, steps_per_epoch
 
 
 class Trainer:
-    """Carries out a plan, in the folder of a run."""
+    """Carries out a training plan, in the folder of a run."""
+
+    results: Results
+    """The accuracy of the best network on the validation data, once training has ended."""
 
     def __init__(
         self,
         folder: Path,
-        plan: Plan,
-        lessons: Lessons,
+        plan: TrainingPlan,
+        training_data: TrainingData,
         *,
         device: torch.device,
         workers: int = 0,
@@ -81,137 +51,132 @@ class Trainer:
         capture: bool = True,
         compile: bool = False,
     ) -> None:
-        """`save_every`: seconds. `compile`: the world's pictures, if it is drawn as it is learned.
+        """`save_every`: seconds between checkpoints. `compile`: the renderer of an endless world.
 
-        Without `capture`, steps on CUDA are launched piece by piece, which is slower.
+        `capture`: steps on CUDA as a graph, which is faster.
         """
         if plan.start is not None:
-            plan.start.refuse_another(plan.system, lessons.vocabulary)
+            plan.start.check_compatible(plan.system, training_data.vocabulary)
         # What is built, and so what is recorded, follows from the data in part.
-        plan = replace(plan, model=plan.system.fitted(plan.model, lessons.fit()))
-        self.plan, self.lessons = plan, lessons
-        data = lessons.to_record()
-        share = share_of(data["train"])
+        plan = replace(plan, model=plan.system.resolve(plan.model, training_data.data_spec()))
+        self.plan, self.training_data = plan, training_data
+        data = training_data.to_record()
+        share = train_share(data["train"])
         if plan.start is not None and not share == plan.start.share == 1:
             share = None  # of two trainings, only that which had all of both is one of the paper's
-        about = {
+        metadata = {
             **plan.to_record(),
             "experiment": {"row": plan.system.find_row(plan.model), "share": share},
-            "fit": lessons.fit()._asdict(),
-            "vocabulary": lessons.vocabulary.to_record(),
+            "data_spec": training_data.data_spec()._asdict(),
+            "vocabulary": training_data.vocabulary.to_record(),
             "data": data,
         }
-        self._run = Run(folder, about)
-        self._device, self._workers, self._save_every = device, workers, save_every
+        self._folder = RunFolder(folder, metadata)
+        self.device, self._workers, self._save_every = device, workers, save_every
         self._tensorboard, self._capture, self._compile = tensorboard, capture, compile
-        self._opened = ExitStack()  # what training has opened, and closes again
-        self._answering: Answering | None = None
 
     def train(self, *, resume: bool = False) -> bool:
-        """To the end; False if that was reached before."""
+        """Train to the end; returns False if the run was finished before."""
         network = self._build()  # first of all: what does not fit together leaves no run behind
-        with self._run.held(resume=resume) as checkpoint:
-            standing = self._checked(checkpoint, network) if checkpoint else Standing()
-            left = self.plan.stages[standing.stage + standing.over :]
-            first, folder = parallel.is_first(), self._run.folder
+        with self._folder.lock(resume=resume) as checkpoint, ExitStack() as self._stack:
+            self._predictor: Predictor | None = None
+            state = self._read_state(checkpoint, network) if checkpoint else TrainState()
+            left = self.plan.stages[state.stage + state.finished :]
+            is_first, folder = distributed.is_rank_zero(), self._folder.path
             if left:
-                logs = folder / "tensorboard" if self._tensorboard else None
-                path = folder / RECORD if first else None
-                with Record(path, standing.record, logs) as record, ExitStack() as self._opened:
-                    self._answering = None
-                    for stage in self.plan.stages[standing.stage :]:
-                        standing = self._teach(stage, network, standing, checkpoint, record)
+                boards = folder / "tensorboard" if self._tensorboard else None
+                path = folder / LOG if is_first else None
+                with TrainingLog(path, state.log_size, boards) as log:
+                    for stage in self.plan.stages[state.stage :]:
+                        state = self._train_stage(stage, network, state, checkpoint, log)
                         checkpoint = None
-            if first:
-                draw_curve(folder / RECORD, folder / CURVE, self.plan.preset)
+            if is_first:
+                draw_curve(folder / LOG, folder / CURVE, self.plan.preset)
+            load_weights(network, self._folder.best_weights(), folder)
+            self.results = self._validate(network, show=False)
         return bool(left)
 
-    def _checked(self, checkpoint: Checkpoint, network: nn.Module) -> Standing:
-        """Where a checkpoint says that the run stands, if all that it holds is of such a run."""
-        path, stages = self._run.folder / LAST, self.plan.stages
-        standing = Standing.from_record(checkpoint.about["standing"], len(stages), path)
-        recipe = of_stage(self.plan.recipe, stages[standing.stage])
+    def _read_state(self, checkpoint: Checkpoint, network: nn.Module) -> TrainState:
+        """The state in a checkpoint, if all that it holds may be of such a run."""
+        path, stages = self._folder.path / LAST, self.plan.stages
+        state = TrainState.from_record(checkpoint.metadata["state"], len(stages), path)
+        recipe = stages[state.stage].recipe(self.plan.recipe)
         check_state(checkpoint.tensors, network, recipe, path)
         meters = checkpoint.tensors["meters"].tolist()
-        for before in ([0.0] * len(meters), standing.at_line, standing.at_epoch):
+        for before in ([0.0] * len(meters), state.meters_at_log, state.meters_at_epoch):
             # All but a loss, which rewards may make negative, are sums of what is not.
             grown = [a <= b for a, b in zip(before[1:], meters[1:], strict=False)]
             sound = len(before) == len(meters) and all(grown) and all(map(math.isfinite, meters))
             if before and not sound:
                 raise InputError(f"{path}: its meters are at {meters}, and were at {before} before")
-        return standing
+        return state
 
     def _build(self) -> nn.Module:
         seed, start = self.plan.seed, self.plan.start
-        torch.manual_seed(seed)  # every process builds the same network,
-        network = self.plan.system.build(self.plan.model, self.lessons.fit())
+        torch.manual_seed(seed)  # every process builds the same network
+        network = self.plan.system.build(self.plan.model, self.training_data.data_spec())
         if start is not None:
             load_weights(network, start.weights, start.path)
         for stage in self.plan.stages:
-            recipe = of_stage(self.plan.recipe, stage)
-            chosen_weights(network, recipe.trains)
-            self.lessons.check(recipe, stage.subset)
-        torch.manual_seed(seed * 1_000_003 + 1 + parallel.rank())  # and drops in its own way
-        return network.to(self._device)
+            recipe = stage.recipe(self.plan.recipe)
+            trainable_parameters(network, recipe.trainable)
+            self.training_data.check(recipe, stage.subset)
+        torch.manual_seed(seed * 1_000_003 + 1 + distributed.rank())  # and has its own dropout
+        return network.to(self.device)
 
-    def _teach(
+    def _train_stage(
         self,
         stage: Stage,
         network: nn.Module,
-        standing: Standing,
+        state: TrainState,
         checkpoint: Checkpoint | None,
-        record: Record,
-    ) -> Standing:
-        """One stage, from where it stands to its end; gives where the next one stands."""
-        recipe = of_stage(self.plan.recipe, stage)
-        source = self.lessons.open(
+        log: TrainingLog,
+    ) -> TrainState:
+        """Train one stage, from its state to its end; gives the state of the next stage."""
+        recipe = stage.recipe(self.plan.recipe)
+        source = self.training_data.open(
             recipe,
             stage.subset,
             seed=self.plan.seed,
-            device=self._device,
-            position=standing.step,
+            device=self.device,
+            position=state.step,
             workers=self._workers,
             compile=self._compile,
         )
         with closing(source):
-            if standing.stage > 0 and checkpoint is None and stage.begins == "best":
-                load_weights(network, self._run.best(), self._run.folder)
-            objective = OBJECTIVES[stage.objective]
+            if state.stage > 0 and checkpoint is None and stage.start_from == "best":
+                load_weights(network, self._folder.best_weights(), self._folder.path)
+            objective = partial(stage.objective, self.plan.system)
             learner = Learner(
-                self.plan.system,
-                network,
-                objective,
-                recipe,
-                source,
-                self._device,
-                capture=self._capture,
+                network, objective, recipe, source, self.device, capture=self._capture
             )
             if checkpoint is not None:
                 learner.restore(checkpoint.tensors)
-                restore_randomness(checkpoint.tensors, self._run.folder / LAST)
+                restore_random_state(checkpoint.tensors, self._folder.path / LAST)
             loop = Loop(
                 stage.name,
                 learner,
                 self._validate,
-                self._run,
-                record,
-                standing,
-                steps_per_epoch=steps_of_epoch(source, recipe),
+                self._folder,
+                log,
+                state,
+                steps_per_epoch=steps_per_epoch(source, recipe),
+                answers=self.training_data.data_spec().answers,
                 save_every=self._save_every,
             )
-            if standing.stage > 0 and checkpoint is None:
+            if state.stage > 0 and checkpoint is None:
                 loop.save()  # or the best of this stage could be taken for that of the one before
-            if not standing.over:
+            if not state.finished:
                 loop.run()
-                standing.over = True
+                state.finished = True
                 loop.save()
-        return standing.next_stage()
+        return state.next_stage()
 
-    def _validate(self, system: System, network: nn.Module) -> Results:
-        dataset = self.lessons.val
-        if self._answering is None:  # opened when first it is wanted: images go to the device
+    def _validate(self, network: nn.Module, *, show: bool = True) -> Results:
+        val = self.training_data.val
+        if self._predictor is None:  # opened at the first validation: images go to the device
             precision = self.plan.recipe.precision
-            self._answering = self._opened.enter_context(
-                Answering(dataset, device=self._device, precision=precision)
+            self._predictor = self._stack.enter_context(
+                Predictor(val, device=self.device, precision=precision)
             )
-        return measure(dataset, self._answering(system, network))
+        return measure(val, self._predictor(self.plan.system, network, show=show))

@@ -1,1 +1,1 @@
-"""The other systems of table 1, one file to each kind."""
+"""The other systems of the paper's table 1, one file each."""

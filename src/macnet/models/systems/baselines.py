@@ -1,7 +1,7 @@
-"""LSTM and CNN+LSTM, as Johnson et al. (2017) have them in "Inferring and Executing Programs".
+"""LSTM and CNN+LSTM, the baselines of Johnson et al. (2017), "Inferring and Executing Programs".
 
-The first reads the question and sees nothing; the second also sees the image, as one long vector.
-Layers start as torch's do.
+LSTM takes the question only; CNN+LSTM also takes the image, as one vector. Layers are initialised
+as torch initialises them.
 """
 
 from __future__ import annotations
@@ -12,44 +12,47 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from macnet.configuration import REPEATS, SIZES, refuse_no_count
+from macnet.configuration import REPEATS, SIZES, check_count
+from macnet.data.spec import DataSpec
 from macnet.errors import InputError
 from macnet.models.config import WIDTHS
-from macnet.models.encoders import PAD, PixelMaps, lengths_of, look_up
-from macnet.models.layers import working_dtype
-from macnet.models.lstm import read
-from macnet.models.mac import refuse_uneven
+from macnet.models.encoders import PAD, PixelBackbone, embed_tokens, question_lengths
+from macnet.models.layers import compute_dtype
+from macnet.models.lstm import run_direction
+from macnet.models.mac import check_group_sizes
+from macnet.models.recipe import Recipe
+from macnet.models.system import System, TrainingSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class LSTMConfig:
-    """A network that reads questions; the defaults are as published."""
+    """Options of the LSTM baseline; the defaults are as published."""
 
     embedding: int = 300
     """The dimension of word vectors."""
     units: int = 256
-    """Of each layer of the LSTM."""
+    """Hidden units of each LSTM layer."""
     layers: int = 2
-    """Of the LSTM."""
+    """Number of LSTM layers."""
     hidden: int = 1024
-    """Units between the question and the answers."""
+    """Hidden units of the classifier."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
             most = REPEATS if field.name == "layers" else SIZES
-            refuse_no_count(field.name, getattr(self, field.name), most)
+            check_count(field.name, getattr(self, field.name), most)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CNNLSTMConfig(LSTMConfig):
-    """A network that reads questions and sees images; the defaults are as published."""
+    """Options of the CNN+LSTM baseline; the defaults are as published."""
 
     channels: int = 512
-    """Of the image's maps before they become a vector."""
+    """Channels of the feature maps before they are flattened."""
 
 
-class LastState(nn.Module):
-    """Words → embeddings → LSTM, forwards only → the top layer's state at the last word."""
+class LastStateEncoder(nn.Module):
+    """Word embeddings → unidirectional LSTM → the top layer's state at the last word."""
 
     def __init__(self, config: LSTMConfig, *, vocabulary: int) -> None:
         super().__init__()
@@ -61,39 +64,38 @@ class LastState(nn.Module):
         if tokens.dim() != 2 or not tokens.numel():
             raise InputError(f"questions are {tuple(tokens.shape)}; they must be (B, words)")
         # In float32: autocast would have cuDNN take float16, in which small gradients vanish. And
-        # by `read`: torch's layer wants its weights in one piece of memory, which those of a copy,
-        # such as a moving average, are not.
+        # by `run_direction`: torch's layer wants its weights in one piece of memory, which those of
+        # a copy, such as a moving average, are not.
         with torch.autocast(tokens.device.type, enabled=False):
-            states = look_up(self.embedding.weight, tokens)  # (B, S, embedding)
+            states = embed_tokens(self.embedding.weight, tokens)  # (B, S, embedding)
             for weight_x, weight_h, bias_x, bias_h in self.lstm.all_weights:
-                states = read(states, weight_x, weight_h, bias_x + bias_h)  # (B, S, units)
-        # What is read after the last word, which is padding, changes nothing before it.
-        last = lengths_of(tokens)[:, None, None] - 1
+                states = run_direction(states, weight_x, weight_h, bias_x + bias_h)  # (B, S, units)
+        # The LSTM is unidirectional, so padding after the last word changes nothing before it.
+        last = question_lengths(tokens)[:, None, None] - 1
         return states.take_along_dim(last, dim=1).squeeze(1)
 
 
 class FlatImage(nn.Module):
-    """Feature maps → 1×1 convolution, ReLU, half the size → all of it in one vector.
+    """Feature maps → 1×1 convolution, ReLU, 2×2 max pooling → one vector.
 
-    For pictures, the maps are made by a small CNN that is learned with the rest, as MAC's: this is
-    our addition, the published system has features only.
+    For pixels, the maps come from a small CNN that is trained with the rest, as in our MAC. This is
+    our addition: the published system takes features only.
     """
 
-    def __init__(
-        self, config: CNNLSTMConfig, *, pixels: bool, channels: int, height: int, width: int
-    ) -> None:
+    def __init__(self, config: CNNLSTMConfig, data_spec: DataSpec) -> None:
         super().__init__()
+        *_, pixels, channels, height, width = data_spec
         self.shape = (height, width, 3) if pixels else (channels, height, width)
-        self.maps = PixelMaps() if pixels else None
-        smallest = PixelMaps.SHRINKS + 1 if pixels else 2
+        self.maps = PixelBackbone() if pixels else None
+        stride = PixelBackbone.STRIDE if pixels else 1
+        smallest = stride + 1
         if min(height, width) < smallest:
             raise InputError(
                 f"images are {height}×{width}; CNN+LSTM needs at least {smallest}×{smallest}"
             )
-        shrinks = PixelMaps.SHRINKS if pixels else 1
-        h, w = (-(-side // shrinks) // 2 for side in (height, width))
+        h, w = (-(-side // stride) // 2 for side in (height, width))
         self.size = config.channels * h * w
-        """Of the vector."""
+        """Length of the vector."""
         self.reduce = nn.Conv2d(WIDTHS[-1] if pixels else channels, config.channels, 1)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -106,13 +108,13 @@ class FlatImage(nn.Module):
             )
         if self.maps is not None:
             images = self.maps(images)
-        dtype = working_dtype(self.reduce.weight)
+        dtype = compute_dtype(self.reduce.weight)
         maps = self.reduce(images.to(dtype, memory_format=torch.channels_last))
         return F.max_pool2d(F.relu(maps), 2).flatten(1)
 
 
 class Classifier(nn.Module):
-    """[q, v] → ReLU → answers."""
+    """Two-layer classifier of [q, v]."""
 
     def __init__(self, inputs: int, hidden: int, *, answers: int) -> None:
         super().__init__()
@@ -122,22 +124,21 @@ class Classifier(nn.Module):
     def forward(self, q: Tensor, v: Tensor) -> Tensor:
         # q: (B, ·)   v: (N, ·), each for B/N questions → (B, answers)
         of_q, of_v = self.hidden.weight.split((q.shape[1], v.shape[1]), dim=1)
-        # W[q, v] = W_q q + W_v v, and an image's part, which is long, is the same for all its q.
+        # W[q, v] = W_q q + W_v v, and the long second product is the same for all q of an image.
         seen = F.linear(v, of_v).repeat_interleave(len(q) // len(v), dim=0)
         logits: Tensor = self.answers(F.relu(F.linear(q, of_q, self.hidden.bias) + seen))
         return logits
 
 
 class LSTMNetwork(nn.Module):
-    """Answers from the question alone: what can be known of CLEVR without looking."""
+    """The LSTM baseline: it answers from the question alone."""
 
-    def __init__(self, config: LSTMConfig, *, vocabulary: int, answers: int) -> None:
+    def __init__(self, config: LSTMConfig, data_spec: DataSpec) -> None:
         super().__init__()
         self.config = config
-        self.question = LastState(config, vocabulary=vocabulary)
-        self.output = nn.Sequential(
-            nn.Linear(config.units, config.hidden), nn.ReLU(), nn.Linear(config.hidden, answers)
-        )
+        self.question = LastStateEncoder(config, vocabulary=data_spec.vocabulary)
+        hidden = nn.Linear(config.units, config.hidden)
+        self.output = nn.Sequential(hidden, nn.ReLU(), nn.Linear(config.hidden, data_spec.answers))
 
     def forward(self, images: Tensor, questions: Tensor) -> Tensor:
         # questions: (B, S) → (B, answers)
@@ -146,30 +147,38 @@ class LSTMNetwork(nn.Module):
 
 
 class CNNLSTMNetwork(nn.Module):
-    """Answers from the question and the image, each a vector: there are no objects, nor places.
+    """The CNN+LSTM baseline: it answers from one vector each for question and image.
 
     The B questions are about N images, those about the first image first: B is a multiple of N.
     """
 
-    def __init__(
-        self,
-        config: CNNLSTMConfig,
-        *,
-        vocabulary: int,
-        answers: int,
-        pixels: bool,
-        channels: int,
-        height: int,
-        width: int,
-    ) -> None:
+    def __init__(self, config: CNNLSTMConfig, data_spec: DataSpec) -> None:
         super().__init__()
         self.config = config
-        self.question = LastState(config, vocabulary=vocabulary)
-        self.image = FlatImage(config, pixels=pixels, channels=channels, height=height, width=width)
-        self.output = Classifier(config.units + self.image.size, config.hidden, answers=answers)
+        self.question = LastStateEncoder(config, vocabulary=data_spec.vocabulary)
+        self.image = FlatImage(config, data_spec)
+        inputs = config.units + self.image.size
+        self.output = Classifier(inputs, config.hidden, answers=data_spec.answers)
 
     def forward(self, images: Tensor, questions: Tensor) -> Tensor:
         # images: (N, channels, H, W), or (N, H, W, 3)   questions: (B, S) → (B, answers)
-        refuse_uneven(len(questions), len(images))
+        check_group_sizes(len(questions), len(images))
         logits: Tensor = self.output(self.question(questions), self.image(images))
         return logits
+
+
+TRAINING = TrainingSpec(paper=Recipe(lr=5e-4, clip=0, ema=0, epochs=33))  # of clevr-iep's code
+LSTM = System(
+    name="lstm",
+    table1_row="LSTM",
+    build=LSTMNetwork,
+    presets={"lstm": LSTMConfig()},
+    training=TRAINING,
+)
+CNN_LSTM = System(
+    name="cnn-lstm",
+    table1_row="CNN+LSTM",
+    build=CNNLSTMNetwork,
+    presets={"cnn-lstm": CNNLSTMConfig()},
+    training=TRAINING,
+)

@@ -1,0 +1,142 @@
+"""Predicted answers to all questions of a dataset.
+
+    with Predictor(dataset, device="cuda", precision="bfloat16") as predictor:
+        predictions = predictor(system, network)  # any number of times
+
+Its constructor moves the images to the device, once; each call is one pass over them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Literal, Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from macnet import distributed
+from macnet.data.batches import Batches
+from macnet.data.dataset import Dataset
+from macnet.data.prefetch import with_device_index
+from macnet.errors import not_finite_error
+from macnet.models.system import System
+from macnet.progress import progress
+
+MAX_QUESTIONS = 10  # about an image in a batch: as many as CLEVR has
+BATCH_IMAGES, BATCH_IMAGES_CPU = 128, 16  # enough to keep the device busy, few enough to fit
+STEPS_AHEAD = 50  # batches that are launched before the GPU is waited for
+
+
+class Predictor:
+    """Predicts the answers to the chosen questions of a dataset; each process does its share."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        device: torch.device | str = "cpu",
+        precision: Literal["float32", "bfloat16"] = "float32",
+        images: int | None = None,
+        resident: bool | None = None,
+    ) -> None:
+        """`images`: the most in a batch of each process; `resident` is that of `Batches`."""
+        dataset.check_not_empty()
+        self._device, self._low = with_device_index(device), precision == "bfloat16"
+        self._count, self._questions = len(dataset), len(dataset.questions)
+        most = images or (BATCH_IMAGES_CPU if self._device.type == "cpu" else BATCH_IMAGES)
+        images, group = _batch_shape(dataset, most * distributed.size())
+        # Unshuffled, all epochs are alike: the steps of one hold every question once wherever they
+        # start, so an interrupted pass does no harm to the next.
+        self._batches = Batches(
+            dataset,
+            images=-(-images // distributed.size()),
+            questions=group,
+            seed=None,
+            device=self._device,
+            shard=(distributed.rank(), distributed.size()),
+            resident=resident,
+        )
+
+    def __call__(
+        self, system: System, network: nn.Module, *, show: bool = True, name: object = "the network"
+    ) -> np.ndarray:
+        """(Q,) int16: the answer to each question of the dataset, UNKNOWN if it is not chosen.
+
+        Raises NotFiniteError, which names the network by `name`, if logits are not finite.
+        """
+        bar: AbstractContextManager[Callable[[int], None]] = nullcontext(lambda count: None)
+        if show:
+            bar = progress("answering", "questions", self._count)
+        with (
+            _eval_mode(network),
+            torch.inference_mode(),
+            torch.autocast(self._device.type, torch.bfloat16, enabled=self._low),
+            bar as advance,
+        ):
+            found, total = map(distributed.all_reduce_sum, self._predict(system, network, advance))
+            if not total.isfinite():
+                raise not_finite_error(name)
+            return (found - 1).cpu().numpy().astype(np.int16)
+
+    def _predict(
+        self, system: System, network: nn.Module, advance: Callable[[int], None]
+    ) -> tuple[Tensor, Tensor]:
+        """(Q,) int32, which NCCL can add: the answers plus one; 0 where this process has none.
+
+        And the sum of all logits, in float64, where no float32 overflows: finite if they are.
+        """
+        # The last element is where index −1 leads: there the answers to fillers go.
+        found = torch.zeros(self._questions + 1, dtype=torch.int32, device=self._device)
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        steps = self._batches.steps
+        passed = torch.cuda.Event() if self._device.type == "cuda" else None
+        for step in range(steps):
+            batch = next(self._batches)
+            logits = system.forward(network, batch)
+            total += logits.sum(dtype=torch.float64)
+            found[batch.question_index] = logits.argmax(dim=1).to(torch.int32) + 1
+            # Nothing above waits for the GPU. Now and then it is waited for, and only for batches
+            # launched a while ago: so it never idles, and the progress shown is nearly true.
+            if passed is not None and step % STEPS_AHEAD == 0:
+                passed.synchronize()
+                passed.record(torch.cuda.current_stream(self._device))
+            if passed is not None and step == steps - 1:
+                torch.cuda.synchronize(self._device)
+            advance(self._count * (step + 1) // steps - self._count * step // steps)
+        return found[:-1], total
+
+    def close(self) -> None:
+        """Free the memory of the images."""
+        self._batches.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _batch_shape(dataset: Dataset, most: int) -> tuple[int, int]:
+    """Images in a batch, and questions about each: as many as images usually have.
+
+    There are no more batches than with the most images, but with the fewest fillers.
+    """
+    _, counts = np.unique(dataset.image_rows[dataset.selected], return_counts=True)
+    group = min(int(np.bincount(counts).argmax()), MAX_QUESTIONS)
+    groups = int((-(-counts // group)).sum())
+    steps = -(-groups // most)
+    return -(-groups // steps), group
+
+
+@contextmanager
+def _eval_mode(network: nn.Module) -> Iterator[None]:
+    """In evaluation mode; afterwards each module is in its previous mode, for they may differ."""
+    training = [module for module in network.modules() if module.training]
+    network.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,216 @@
+"""Measurement of a network's attention in the generated world, where all objects are known.
+
+if __name__ == "__main__":  # workers are spawned, and import this file again
+    print(measure_attention("runs/pixels", world_images=100))
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from macnet.checkpoint import RunLike, TrainedNetwork, load_trained
+from macnet.clevr.world import World
+from macnet.devices import choose_device, choose_share_of_workers
+from macnet.distributed import is_rank_zero, process_group
+from macnet.evaluation.accuracy import Proportion
+from macnet.evaluation.report import new_table, terminal, to_text
+from macnet.explain.agreement import NETWORK, SOURCES, UNTRAINED, Agreement, Pointing, measure
+from macnet.explain.pointing import collect_attention, trained_and_untrained
+
+OTHER_SOURCES = ("another\nquestion", "random\nweights")
+"""Headings of the sources that the network's own attention is compared with."""
+WITH_MARGIN = "– or beside"
+
+
+@dataclass(frozen=True)
+class AttentionReport:
+    """The agreement of a network's attention with the programs of questions."""
+
+    network: TrainedNetwork
+    world: World
+    split: str
+    agreement: Agreement
+    device: str
+    seconds: float
+
+    def to_record(self) -> dict[str, Any]:
+        """The report for JSON."""
+        return {
+            **self.network.to_record(),
+            "data": {"questions": self._name, "world": asdict(self.world)},
+            "device": self.device,
+            "seconds": self.seconds,
+            "attention": self.agreement.to_record(),
+        }
+
+    def show(self, console: Console | None = None) -> None:
+        """Print the report as tables, by default to standard output."""
+        row = self.network.system.label
+        show(self.agreement, row=row, what=self._name, console=console)
+
+    def __str__(self) -> str:
+        return to_text(self.show)
+
+    @property
+    def _name(self) -> str:
+        return f"{self.split} of the generated world {self.world.seed}"
+
+
+def measure_attention(
+    run: RunLike = None,
+    *,
+    split: str = "val",
+    world_images: int = 500,
+    world_seed: int = 1,
+    device: str = "auto",
+    workers: int | None = None,
+    log: Callable[[str], None] = lambda line: None,
+) -> AttentionReport:
+    """Measure whether a network attends to the objects that questions ask about.
+
+    Args:
+        run: The run, by its folder, a file of weights or a `Run`; None is the shipped network.
+        split: The split of the generated world.
+        world_images: The number of generated images.
+        world_seed: The seed of the generated world.
+        device: auto, cpu, cuda or cuda:N.
+        workers: The number of processes that generate the world; by default one per core.
+        log: Called with a line that says what is measured, before the work begins.
+    """
+    device, workers = choose_device(device), choose_share_of_workers(workers)
+    with process_group(device) as own:  # it takes so little that it is not shared out
+        trained = load_trained(run)
+        spec = trained.data_spec
+        tracers = trained_and_untrained(trained, own)
+        world = World(world_seed, width=spec.width, height=spec.height)
+        if is_rank_zero():
+            log(
+                f"the attention of {trained.path} is measured on {world_images:,} images of "
+                f"{split} of the generated world {world_seed}, on {device}"
+            )
+        start = time.monotonic()
+        truth, records = collect_attention(
+            tracers,
+            trained.vocabulary,
+            world,
+            images=world_images,
+            split=split,
+            device=own,
+            workers=workers,
+            name=trained.path,
+        )
+        found = measure(truth, *records)
+        return AttentionReport(trained, world, split, found, device, time.monotonic() - start)
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def show(found: Agreement, *, row: str, what: str, console: Console | None = None) -> None:
+    """Print what a system, named by its row in the paper's table 1, attends to."""
+    console = console or terminal()
+    asked = f"{found.answers.total:,} questions about {found.images:,} images"
+    accuracy = f"{found.answers.percent(1)}% answered correctly"
+    title = f"What {row} attends to on {what}: {asked}, {accuracy}"
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    console.print(_pointing(found))
+    console.print(_attention(found.objects))
+    console.print(_by_step(found))
+    for sentence in _order(found):
+        console.print(Text(sentence), soft_wrap=True)
+
+
+def _pointing(found: Agreement) -> Table:
+    columns = "pointed\nat", "95%\ninterval", *OTHER_SOURCES, "random\ncells", "random\nobjects"
+    table = _table("Objects that some step points at, %", "", *columns, "objects")
+    *referenced, (_, rest) = found.objects.items()
+    for rows in (
+        {**dict(referenced), WITH_MARGIN: found.with_margin["referenced"]},
+        found.groups,
+        {f"if {how}": pointing for how, pointing in found.by_answer.items()},
+        {"not referenced": rest, WITH_MARGIN: found.with_margin["not referenced"]},
+    ):
+        for name, pointing in rows.items():
+            own = pointing.hits[NETWORK]
+            if own.total:
+                table.add_row(
+                    name,
+                    own.percent(1),
+                    own.percent_interval(1),
+                    *(pointing.hits[source].percent(1) for source in SOURCES[1:]),
+                    _percent(pointing.random_cells),
+                    _percent(pointing.random_objects),
+                    f"{own.total:,}",
+                )
+        table.add_section()
+    return table
+
+
+def _attention(objects: Mapping[str, Pointing]) -> Table:
+    title = "Attention of the step that gives an object most, %"
+    table = _table(title, "", "attention", *OTHER_SOURCES, "if even")
+    for name, pointing in objects.items():
+        values = (*(pointing.attention[source] for source in SOURCES), pointing.area)
+        table.add_row(name, *map(_percent, values))
+    return table
+
+
+def _by_step(found: Agreement) -> Table:
+    heads = "referenced\nobjects", "other\nobjects", "ground", "top object\nis referenced"
+    title = "Where steps point, %, and where they read"
+    table = _table(title, "step", *heads, "reads at\n(0 to 1)")
+    own = found.steps[NETWORK]
+    reading = [f"{position:.2f}" for position in found.positions[NETWORK]] or ["–"] * len(own)
+    steps = zip(own, found.top_object_referenced[NETWORK], reading, strict=True)
+    for number, (aims, top_referenced, position) in enumerate(steps, start=1):
+        table.add_row(f"{number:4}", *map(_percent, (*aims, top_referenced)), position)
+    table.add_section()
+    for source, name in zip(SOURCES, ("all", *OTHER_SOURCES), strict=True):
+        targets = found.steps[source]
+        columns = *zip(*targets, strict=True), found.top_object_referenced[source]
+        means = (math.fsum(values) / len(targets) for values in columns)
+        table.add_row(name.replace("\n", " "), *map(_percent, means))
+    table.add_row("at random", *map(_percent, (*found.random_cell, found.random_object)))
+    return table
+
+
+def _order(found: Agreement) -> list[str]:
+    order, by_attention, backwards = found.order, found.order_by_attention, found.reads_backwards
+    own, other, untrained = (_with_interval(order[source]) for source in SOURCES)
+    sentences = [
+        f"{found.hops:,} objects lead a program to another one. Where steps point at both, at one "
+        f"of them first ({order[NETWORK].total:,} times), it is the leading one in {own}; for "
+        f"another question in {other}, with random weights in {untrained}, by chance in 50%. The "
+        "step that attends most to the leading one comes first in "
+        f"{_with_interval(by_attention[NETWORK])}; with random weights in "
+        f"{by_attention[UNTRAINED].percent(1)}%."
+    ]
+    if backwards[NETWORK].total:
+        sentences.append(
+            f"Of {backwards[NETWORK].total:,} questions, {_with_interval(backwards[NETWORK])} are "
+            "read from the end backwards, all in all; with random weights "
+            f"{backwards[UNTRAINED].percent(1)}%."
+        )
+    return sentences
+
+
+def _table(title: str, first: str, *numbers: str) -> Table:
+    table = new_table(title, first, *numbers)
+    table.collapse_padding, table.pad_edge = True, False  # to fit into 80 columns
+    return table
+
+
+def _with_interval(found: Proportion) -> str:
+    return f"{found.percent(1)}% ({found.percent_interval(1)})" if found.total else "–"
+
+
+def _percent(value: float) -> str:
+    return "–" if math.isnan(value) else f"{100 * value:.1f}"

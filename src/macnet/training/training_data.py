@@ -1,0 +1,178 @@
+"""The data of a training run: datasets, or the endless generated world."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+
+from macnet import distributed
+from macnet.clevr.world import World
+from macnet.data.batches import Batches, BatchSource
+from macnet.data.dataset import Dataset, Subset
+from macnet.data.endless import EndlessBatches
+from macnet.data.question_arrays import UNKNOWN
+from macnet.data.replay import ReplayMixture, source_positions
+from macnet.data.spec import DataSpec
+from macnet.data.vocab import Vocabulary
+from macnet.errors import InputError
+from macnet.models.recipe import Recipe
+
+Location = str | PathLike[str]
+
+USUAL = {"images": 64, "questions": 10}  # in a batch of the recipes that come with macnet
+EPOCH = 700_000  # questions of an endless world that count as an epoch, as many as CLEVR has
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Data to train and validate on, with one vocabulary and images of one shape."""
+
+    train: Dataset | World
+    """The data to train on; of a world, every image is rendered and used once."""
+    val: Dataset
+    """The data to validate on."""
+    replay: Dataset | None = None
+    """Data to mix in, from an earlier training, so that the network forgets less."""
+    replay_share: float = 0.0
+    """The share of batches that come from `replay`."""
+
+    def __post_init__(self) -> None:
+        for dataset in (self.val, self.train, self.replay):
+            if isinstance(dataset, Dataset):
+                _check_trainable(dataset, like=self.val)
+        if isinstance(self.train, World):
+            rendered = self.train.height, self.train.width, 3
+            images = self.val.images
+            if images.dtype.kind != "u" or rendered != images.shape[1:]:
+                raise InputError(
+                    f"the world is rendered as {rendered}, but the images to validate on are "
+                    f"{images.shape[1:]} of {images.dtype}; they must be alike"
+                )
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary of all questions."""
+        return self.val.vocabulary
+
+    def data_spec(self) -> DataSpec:
+        """The sizes of a network that is trained on this data."""
+        return self.val.spec()
+
+    def open(
+        self,
+        recipe: Recipe,
+        subset: Subset | None,
+        *,
+        seed: int,
+        device: torch.device,
+        position: int,
+        workers: int,
+        compile: bool = False,
+    ) -> BatchSource:
+        """The batches of this process, from the position at which an earlier run stopped."""
+        train = self.check(recipe, subset)
+        images = recipe.images // distributed.size()
+        shard = distributed.rank(), distributed.size()
+        batches = partial(
+            Batches,
+            images=images,
+            questions=recipe.questions,
+            seed=seed,
+            device=device,
+            shard=shard,
+        )
+        new, old = position, 0
+        if self.replay is not None:
+            new, old = source_positions(position, self.replay_share)
+        main: BatchSource
+        if isinstance(train, Dataset):
+            main = batches(train, position=new)
+        else:
+            main = EndlessBatches(
+                replace(train, questions_per_image=recipe.questions),
+                self.vocabulary,
+                images=images,
+                device=device,
+                workers=workers,
+                shard=shard,
+                position=new,
+                compile=compile,
+            )
+        if self.replay is None:
+            return main
+        return ReplayMixture(main, batches(self.replay, position=old), self.replay_share)
+
+    def check(self, recipe: Recipe, subset: Subset | None) -> Dataset | World:
+        """The data to train on in a stage, if the recipe fits them; before anything is opened."""
+        if recipe.images % distributed.size():
+            raise InputError(
+                f"`recipe.images` is {recipe.images}; it must be a multiple of the "
+                f"{distributed.size()} processes that share a batch"
+            )
+        if (recipe.shift or recipe.jitter) and not self.data_spec().pixels:
+            raise InputError(
+                f"`recipe.shift` is {recipe.shift} and `recipe.jitter` {recipe.jitter}, but the "
+                "data are features; only images can be augmented"
+            )
+        train = self.train
+        if subset is not None:
+            if isinstance(train, World):
+                raise InputError("an endless world has no subset; give `world_images`")
+            train = train.subset(subset)
+        for dataset in (train, self.replay):
+            if isinstance(dataset, Dataset):
+                _check_batch(recipe, dataset)
+        return train
+
+    def to_record(self) -> dict[str, Any]:
+        """The metadata of the datasets, for the metadata of a run."""
+        train = asdict(self.train) if isinstance(self.train, World) else self.train.metadata
+        replay = self.replay and {"share": self.replay_share, **self.replay.metadata}
+        return {"train": train, "val": self.val.metadata, "replay": replay}
+
+
+def steps_per_epoch(source: BatchSource, recipe: Recipe) -> int:
+    """Number of steps of an epoch; of an endless world, one of `EPOCH` questions."""
+    return source.steps or -(-EPOCH // (recipe.images * recipe.questions))
+
+
+def _check_batch(recipe: Recipe, dataset: Dataset) -> None:
+    """Check that a batch is not larger than the dataset, and so filled up with repetitions.
+
+    A batch of the usual size may be: a dataset for a first try is small, and that costs little.
+    """
+    dataset.check_not_empty()
+    _, counts = np.unique(dataset.image_rows[dataset.selected], return_counts=True)
+    most, groups = int(counts.max()), int((-(-counts // recipe.questions)).sum())
+    if recipe.questions > max(most, USUAL["questions"]):
+        raise InputError(
+            f"`recipe.questions` is {recipe.questions:,}, but {dataset.name} has {most:,} "
+            "questions about an image at most; give no more than that"
+        )
+    if recipe.images > max(groups, USUAL["images"]):
+        raise InputError(
+            f"`recipe.images` is {recipe.images:,}, but {dataset.name} makes {groups:,} groups of "
+            f"{recipe.questions} question(s) about an image in all; give no more than that"
+        )
+
+
+def _check_trainable(dataset: Dataset, like: Dataset) -> None:
+    dataset.check_not_empty()
+    if (dataset.answers == UNKNOWN).any():
+        raise InputError(
+            f"{dataset.name}: its questions have no answers, so it cannot be trained on"
+        )
+    if (dataset.answers < 0).all():
+        raise InputError(f"{dataset.name}: the vocabulary has none of its answers")
+    if dataset.format.question_types != like.format.question_types:
+        raise InputError(f"{dataset.name}: its question types are not those of {like.name}")
+    if dataset.vocabulary != like.vocabulary:
+        raise InputError(f"{dataset.name}: its vocabulary is another than that of {like.name}")
+    own, wanted = (f"{d.images.shape[1:]} of {d.images.dtype}" for d in (dataset, like))
+    if own != wanted:
+        raise InputError(f"{dataset.name}: its images are {own}, those to validate on {wanted}")

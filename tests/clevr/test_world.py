@@ -1,0 +1,195 @@
+"""A world is a function of its seed; its stream stops and goes on without a trace."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from macnet.clevr.questions import Question
+from macnet.clevr.scene import COGENT_COLORS
+from macnet.clevr.scene_array import array_to_scenes
+from macnet.clevr.world import (
+    BLOCKS_PER_RENDER,
+    Block,
+    Stream,
+    World,
+    generate_questions,
+    generate_scenes,
+)
+from macnet.errors import InputError
+from processes import loaded_with
+
+pytestmark = pytest.mark.usefixtures("small_blocks")
+WORLD = World(seed=3, width=36, height=24, questions_per_image=3)
+IMAGES_PER_BLOCK = 50  # images
+
+
+def take(count: int, **options: Any) -> list[Block]:
+    with Stream(WORLD, **options) as stream:
+        return [next(stream) for _ in range(count)]
+
+
+def assert_same(some: list[Block], others: list[Block]) -> None:
+    assert len(some) == len(others)
+    for a, b in zip(some, others, strict=True):
+        assert a.number == b.number
+        assert a.scenes.tobytes() == b.scenes.tobytes()
+        assert a.questions == b.questions
+        assert torch.equal(a.images, b.images)
+        assert torch.equal(a.objects, b.objects)
+
+
+@pytest.fixture(scope="module")
+def unbroken(small_blocks: int) -> list[Block]:
+    return take(3)
+
+
+def test_a_block_holds_what_it_says(unbroken: list[Block]) -> None:
+    assert [block.number for block in unbroken] == [0, 1, 2]
+    for block in unbroken:
+        assert block.images.shape == (IMAGES_PER_BLOCK, 24, 36, 3)
+        assert block.images.dtype == torch.uint8
+        assert block.objects.shape == (IMAGES_PER_BLOCK, 24, 36)
+        scenes = array_to_scenes(block.scenes)
+        for scene, mask, questions in zip(scenes, block.objects, block.questions, strict=True):
+            assert set(mask.unique().tolist()) == {-1, *range(len(scene.objects))}
+            assert len(questions) == 3
+            assert all(isinstance(question, Question) for question in questions)
+
+
+def test_a_stream_is_its_world(unbroken: list[Block]) -> None:
+    scenes = [scene for block in unbroken for scene in array_to_scenes(block.scenes)]
+    assert (
+        generate_scenes(WORLD, "train", range(2 * IMAGES_PER_BLOCK + 9), "cpu")
+        == scenes[: 2 * IMAGES_PER_BLOCK + 9]
+    )
+    for block in unbroken:
+        asked = generate_questions(WORLD, "train", block.number, array_to_scenes(block.scenes))
+        assert asked == block.questions
+
+
+def test_going_on_is_as_if_never_stopped(unbroken: list[Block]) -> None:
+    with Stream(WORLD) as stopped:
+        next(stopped)
+    assert_same(take(1, position=stopped.position), unbroken[1:2])
+
+
+def test_workers_change_nothing(unbroken: list[Block]) -> None:
+    assert_same(take(2, position=1, workers=2), unbroken[1:])
+
+
+def test_the_rest_of_a_company_is_as_it_was_in_it(
+    unbroken: list[Block], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(BLOCKS_PER_RENDER, "cpu", 2)
+    process_group = take(2)
+    assert_same(take(1, position=1), process_group[1:])
+    for block, alone in zip(process_group, unbroken, strict=False):
+        assert_same([block._replace(images=alone.images)], [alone])
+        assert (block.images.int() - alone.images.int()).abs().max() <= 1
+
+
+def test_shards_share_out_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BLOCKS_PER_RENDER, "cpu", 2)
+    monkeypatch.setattr("macnet.clevr.world.render", _blank)
+    monkeypatch.setattr("macnet.clevr.world.all_visible", lambda scenes, *_: [True] * len(scenes))
+    monkeypatch.setattr("macnet.clevr.world.generate_questions", lambda *_: None)
+    numbers = [[block.number for block in take(3, shard=(k, 2))] for k in range(2)]
+    assert numbers == [[0, 1, 4], [2, 3, 6]]
+    assert [block.number for block in take(2, shard=(1, 2), position=1)] == [3, 6]
+
+
+def _blank(scenes: np.ndarray, *_: object, **__: object) -> list[torch.Tensor]:
+    return [torch.zeros(len(scenes))] * 3
+
+
+def words(asked: list[list[Question]]) -> int:
+    return sum(len(question.text.split()) for questions in asked for question in questions)
+
+
+def test_questions_are_encoded_where_they_are_made(unbroken: list[Block]) -> None:
+    (block,) = take(1, encode=words, workers=1, position=1)
+    assert block.questions == words(unbroken[1].questions)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_on_a_gpu_images_stay_there_and_going_on_is_exact() -> None:
+    blocks = take(6, device="cuda", workers=2)
+    assert all(block.images.is_cuda and block.objects.is_cuda for block in blocks)
+    assert_same(take(3, device="cuda", position=3), blocks[3:])
+
+
+@pytest.mark.parametrize("other", [{"seed": 4}, {"condition": "A"}])
+def test_another_world_is_another_world(unbroken: list[Block], other: dict[str, Any]) -> None:
+    world = World(**{"seed": 3, "width": 36, "height": 24} | other)
+    scenes = generate_scenes(world, "train", range(10), "cpu")
+    assert not set(scenes) & set(array_to_scenes(unbroken[0].scenes))
+    assert generate_scenes(world, "val", range(10), "cpu") != scenes
+
+
+@pytest.mark.parametrize("condition", ["A", "B"])
+def test_a_condition_decides_the_colours(condition: Any) -> None:
+    world = World(seed=1, condition=condition, width=48, height=32)
+    objects = [
+        o for scene in generate_scenes(world, "val", range(30), "cpu") for o in scene.objects
+    ]
+    assert {o.shape for o in objects} == set(COGENT_COLORS[condition])
+    assert all(o.color in COGENT_COLORS[condition][o.shape] for o in objects)
+
+
+@pytest.mark.parametrize("where", [{"position": -1}, {"shard": (2, 2)}, {"shard": (-1, 2)}])
+def test_a_start_outside_the_stream_is_refused(where: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="there is no block"):
+        Stream(WORLD, **where)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"width": 0}, "`size` is 0x320"),
+        ({"width": 23, "height": 16}, "`size` is 23x16; it must be at least 24x16"),
+        ({"height": -1}, "`size` is 480x-1"),
+        ({"questions_per_image": 0}, "`questions_per_image` is 0"),
+        ({"questions_per_image": 91}, "`questions_per_image` is 91"),
+        ({"quality": "best"}, "`quality` is 'best'"),
+        ({"condition": "C"}, "`condition` is 'C'"),
+    ],
+)
+def test_settings_that_make_no_world(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(InputError, match=complaint):
+        World(seed=1, **settings)
+
+
+def fail(asked: list[list[Question]]) -> None:
+    raise RuntimeError("cannot encode")
+
+
+def test_a_failure_in_a_worker_is_a_failure_here() -> None:
+    with (
+        pytest.raises(RuntimeError, match="cannot encode"),
+        Stream(WORLD, workers=1, encode=fail) as stream,
+    ):
+        next(stream)
+
+
+def test_the_gpu_machine_needs_no_argument_parser() -> None:
+    assert not loaded_with("macnet.clevr.world", {"tyro", "msgspec", "PIL", "matplotlib"})
+
+
+@pytest.mark.parametrize("step", ["render", "all_visible"])
+def test_a_stream_goes_on_exactly_after_a_failure(
+    step: str, unbroken: list[Block], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Stream(WORLD) as stream:
+        with monkeypatch.context() as patched:
+            patched.setattr(f"macnet.clevr.world.{step}", _interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(stream)
+        assert stream.position == 0
+        assert_same([next(stream)], unbroken[:1])
+
+
+def _interrupted(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,296 @@
+"""The endless stream delivers the world: every question once, in order, as numbers."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from macnet.clevr.program import to_prefix
+from macnet.clevr.questions import Question
+from macnet.clevr.scene_array import array_to_scenes
+from macnet.clevr.world import Block, Stream, World, generate_questions
+from macnet.data.batches import Batch, BatchSource
+from macnet.data.endless import BlockEncoder, EndlessBatches, world_texts
+from macnet.data.question_arrays import TYPES, UNKNOWN
+from macnet.data.vocab import ANSWERS, PROGRAM_TOKENS, TOKENIZERS, Vocabulary
+from macnet.errors import InputError
+from real_clevr import real_clevr
+
+WORLD = World(seed=5, width=24, height=16, questions_per_image=2)
+VOCABULARY = Vocabulary.build(world_texts())
+IMAGES_PER_BLOCK = 50  # images
+IMAGES = 14  # to a batch: a block ends within the fourth
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
+
+def take(count: int, **options: Any) -> list[Batch]:
+    settings: dict[str, Any] = {"images": IMAGES, **options}
+    with EndlessBatches(WORLD, VOCABULARY, **settings) as batches:
+        return [next(batches) for _ in range(count)]
+
+
+def assert_same(some: list[Batch], others: list[Batch]) -> None:
+    assert len(some) == len(others)
+    for a, b in zip(some, others, strict=True):
+        assert all(map(torch.equal, a, b))
+
+
+@pytest.fixture(scope="module")
+def blocks(small_blocks: int) -> list[Block]:
+    """The world itself, made without workers and threads."""
+    with Stream(WORLD) as stream:
+        return [next(stream) for _ in range(2)]
+
+
+@pytest.fixture(scope="module")
+def unbroken(small_blocks: int) -> list[Batch]:
+    return take(7)  # 98 images of 100
+
+
+def columns(batches: list[Batch]) -> Batch:
+    return Batch(*map(torch.cat, zip(*batches, strict=True)))
+
+
+def test_the_batches_are_the_world(unbroken: list[Batch], blocks: list[Block]) -> None:
+    batch = columns(unbroken)
+    pictures = torch.cat([block.images for block in blocks])
+    assert torch.equal(batch.images, pictures[: 7 * IMAGES])
+    asked = [
+        question
+        for block in blocks
+        for questions in generate_questions(
+            WORLD, "train", block.number, array_to_scenes(block.scenes)
+        )
+        for question in questions
+    ][: len(batch.question_index)]
+    assert batch.question_index.tolist() == list(range(2 * 7 * IMAGES))
+    for i, question in enumerate(asked):
+        words = VOCABULARY.encode(question.text)
+        assert batch.lengths[i] == len(words)
+        assert batch.questions[i].tolist() == words + [0] * (48 - len(words))
+        assert ANSWERS[batch.answers[i]] == question.answer
+        assert TYPES[batch.types[i]] == question.program[-1]["function"]
+        program = [PROGRAM_TOKENS[step] for step in batch.programs[i] if step]
+        assert program == to_prefix(question.program)
+
+
+def test_a_batch_has_the_shape_of_every_other(unbroken: list[Batch]) -> None:
+    shapes = {tuple(column.shape for column in batch) for batch in unbroken}
+    b = 2 * IMAGES
+    assert shapes == {((IMAGES, 16, 24, 3), (b, 48), (b,), (b,), (b,), (b, 25), (b,))}
+    assert {column.dtype for batch in unbroken for column in batch[1:]} == {torch.int64}
+    assert all(column.is_contiguous() for batch in unbroken for column in batch)
+
+
+def test_what_is_drawn_is_the_batch(unbroken: list[Batch]) -> None:
+    with EndlessBatches(WORLD, VOCABULARY, images=IMAGES) as batches:
+        source: BatchSource = batches
+        drawn = [source.sample(), source.sample()]
+        assert source.position == 2
+        assert source.steps is None
+        assert_same([source.gather(tuple(few)) for few in drawn], unbroken[:2])
+
+
+@pytest.mark.parametrize("stop", [2, 4])  # within the first block and the second
+def test_going_on_is_as_if_never_stopped(unbroken: list[Batch], stop: int) -> None:
+    with EndlessBatches(WORLD, VOCABULARY, images=IMAGES) as batches:
+        for _ in range(stop):
+            next(batches)
+    assert batches.position == stop
+    assert_same(take(1, position=batches.position), unbroken[stop : stop + 1])
+
+
+def test_workers_change_nothing_and_leave_nothing(unbroken: list[Batch]) -> None:
+    before = _children()
+    with EndlessBatches(WORLD, VOCABULARY, images=IMAGES, workers=2, position=3) as batches:
+        assert_same([next(batches) for _ in range(4)], unbroken[3:])
+        assert len(_children() - before) >= 2
+    assert not _children() - before
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def _children() -> set[str]:
+    """Processes spawned by this one; the keeper of their resources stays, for the next ones."""
+    pids = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return {pid for pid in pids if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()}
+
+
+def test_batches_may_be_larger_than_a_block(unbroken: list[Batch]) -> None:
+    (batch,) = take(1, images=4 * IMAGES)
+    assert_same([batch], [columns(unbroken[:4])])
+
+
+def test_workers_share_out_the_world(unbroken: list[Batch]) -> None:
+    (first,) = take(1, images=IMAGES_PER_BLOCK, shard=(0, 2))
+    (second,) = take(1, images=IMAGES_PER_BLOCK, shard=(1, 2))
+    whole = columns([first, second])
+    some = columns(unbroken)
+    assert torch.equal(whole.images[: len(some.images)], some.images)
+    assert torch.equal(whole.question_index, torch.arange(2 * 2 * IMAGES_PER_BLOCK))
+
+
+# --- words -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+def test_no_question_says_more_than_the_language_does(tokenizer: str, blocks: list[Block]) -> None:
+    tokenize = TOKENIZERS[tokenizer]
+    known = [tokenize(text) for text in world_texts()]
+    asked = [tokenize(q.text) for block in blocks for of_image in block.questions for q in of_image]
+    assert set(chain.from_iterable(asked)) <= set(chain.from_iterable(known))
+    assert max(map(len, asked)) <= max(map(len, known))
+
+
+def test_the_world_says_nothing_that_clevr_does_not() -> None:
+    published = Vocabulary.load(real_clevr("clevr_vocab.json"))
+    assert BlockEncoder.for_world(WORLD, published).words == 50
+    own = Vocabulary.build(world_texts(), published.tokenizer)
+    # What is left is the empty word, which stands where a template has two spaces.
+    assert set(published.words) - set(own.words) == {""}
+
+
+def test_a_vocabulary_that_lacks_words_is_refused() -> None:
+    few = Vocabulary.build(["What is it?"])
+    with pytest.raises(InputError, match="lacks 78 words of the generated world, first ';'"):
+        EndlessBatches(WORLD, few, images=1)
+
+
+def test_an_image_with_too_few_questions_is_filled_up(blocks: list[Block]) -> None:
+    asked: list[list[Question]] = [of_image[:] for of_image in blocks[0].questions]
+    asked[3].pop()
+    encoder = BlockEncoder.for_world(WORLD, VOCABULARY)
+    batch, whole = (
+        encoder.batch(blocks[0]._replace(questions=encoder(questions)))
+        for questions in (asked, blocks[0].questions)
+    )
+    filler = 2 * 3 + 1
+    assert batch.question_index[filler] == batch.answers[filler] == UNKNOWN
+    assert torch.equal(batch.questions[filler], whole.questions[filler - 1])
+    others = torch.arange(len(batch.question_index)) != filler
+    assert all(torch.equal(a[others], b[others]) for a, b in zip(batch[1:], whole[1:], strict=True))
+
+
+# --- trouble ---------------------------------------------------------------------------------
+
+
+def test_a_failure_ahead_is_a_failure_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no memory left")
+
+    monkeypatch.setattr("macnet.clevr.world.render", fail)
+    with (
+        pytest.raises(RuntimeError, match="no memory left"),
+        EndlessBatches(WORLD, VOCABULARY, images=IMAGES) as batches,
+    ):
+        next(batches)
+
+
+def test_a_failure_in_a_process_is_a_failure_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BlockEncoder, "__reduce__", _broken)
+    with (
+        pytest.raises(RuntimeError, match="cannot be rebuilt"),
+        EndlessBatches(WORLD, VOCABULARY, images=IMAGES, workers=1) as batches,
+    ):
+        next(batches)
+
+
+def _broken(_: BlockEncoder) -> tuple[Any, tuple[()]]:
+    return _BrokenEncoder, ()
+
+
+class _BrokenEncoder:
+    def __call__(self, asked: list[list[Question]]) -> np.ndarray:
+        raise RuntimeError("cannot be rebuilt")
+
+
+ENDINGS = {
+    "forgotten": "",
+    "interrupted": "os.kill(os.getpid(), signal.SIGINT); next(batches); time.sleep(60)",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_however_a_program_ends_nothing_stays_behind(ending: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        textwrap.dedent(f"""
+            import os, pathlib, signal, time
+            from macnet.clevr import world as worlds
+            from macnet.data import endless
+            from macnet.data.endless import *
+            from macnet.clevr.world import World
+
+            worlds.BLOCK = endless.BLOCK = 50  # which are sooner made
+            worlds.BLOCKS_AHEAD = 1
+
+            if __name__ == "__main__":
+                world = World(seed=1, width=24, height=16, questions_per_image=1)
+                vocabulary = Vocabulary.build(world_texts())
+                batches = EndlessBatches(world, vocabulary, images=50, workers=1)
+                next(batches)
+                print(pathlib.Path(f"/proc/self/task/{{os.getpid()}}/children").read_text())
+                {ENDINGS[ending]}
+        """)
+    )
+    run = subprocess.run(
+        [sys.executable, program],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # the cores are busy with other tests
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ("KeyboardInterrupt" in run.stderr) == (ending == "interrupted")
+    assert run.returncode == (0 if ending != "interrupted" else -2)
+    children = run.stdout.split()
+    assert children
+    for _ in range(50):
+        if not any(Path(f"/proc/{pid}").exists() for pid in children):
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail(f"still there: {children}")
+
+
+@pytest.mark.parametrize("wrong", [{"images": 0}, {"position": -1}, {"shard": (2, 2)}])
+def test_batches_that_there_are_not(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="there is no"):
+        take(1, **wrong)
+
+
+# --- on a GPU --------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_a_graph_is_captured_while_the_thread_draws() -> None:
+    world = World(seed=1, width=64, height=64)
+    with EndlessBatches(world, VOCABULARY, images=50, device="cuda", workers=2) as batches:
+        still = next(batches).images.clone()
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        total = torch.zeros((), dtype=torch.int64, device="cuda")
+        with torch.cuda.stream(side):
+            total.copy_(still.sum())
+        torch.cuda.current_stream().wait_stream(side)
+        for _ in range(5):
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                for _ in range(50):
+                    total.copy_(still.sum())
+            for _ in range(20):
+                images = next(batches).images
+                still.copy_(images)
+                graph.replay()
+                assert total.item() == images.sum().item()
+        stopped, batch = batches.position, next(batches)
+    with EndlessBatches(world, VOCABULARY, images=50, device="cuda", position=stopped) as batches:
+        assert_same([next(batches)], [batch])

@@ -1,0 +1,339 @@
+"""Whether attention agrees with programs: by made-up attention whose agreement is known."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import json
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from macnet.clevr.scene import MAX_OBJECTS
+from macnet.explain.agreement import (
+    NETWORK,
+    OTHER_QUESTION,
+    UNTRAINED,
+    Agreement,
+    PeakTargets,
+    hit_probability,
+    measure,
+)
+from macnet.explain.attention import show
+from macnet.explain.pointing import AttentionRecord, GroundTruth
+from macnet.paper import COLUMNS
+
+# --- chance ----------------------------------------------------------------------------------
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.data())
+@settings(deadline=None)
+def test_the_chance_of_some_hit_is_counted(places: int, looks: int, data: st.DataObject) -> None:
+    on = data.draw(st.sets(st.integers(0, places - 1)))
+    ways = list(itertools.product(range(places), repeat=looks))
+    counted = sum(bool(on & set(way)) for way in ways) / len(ways)
+    assert math.isclose(
+        hit_probability(np.array([len(on) / places]), looks)[0], counted, abs_tol=1e-12
+    )
+
+
+# --- made-up attention -----------------------------------------------------------------------
+
+STEPS, PLACES = 6, 30
+
+
+def made_up(pictures: int = 40, each: int = 5, seed: int = 0) -> GroundTruth:
+    """Scenes of five objects, on places of their own; each question refers to one of them or more.
+
+    Three unique_objects in a row, or two counted_objects, or one of each.
+    """
+    rng = np.random.default_rng(seed)
+    shows = np.zeros((pictures, MAX_OBJECTS, PLACES), bool)
+    for picture in shows:
+        for thing, own in enumerate(rng.permutation(PLACES)[:20].reshape(5, 4)):
+            picture[thing, own[: 1 + thing % 4]] = True
+    questions = pictures * each
+    unique_objects = np.zeros((questions, MAX_OBJECTS), bool)
+    counted_objects, hops = unique_objects.copy(), []
+    for q in range(questions):
+        chain = rng.permutation(5)
+        unique_objects[q, chain[: (3, 0, 1)[q % 3]]] = True
+        counted_objects[q, chain[3 : (3, 5, 4)[q % 3]]] = True
+        if q % 3 == 0:
+            hops += [(q, chain[0], chain[1]), (q, chain[1], chain[2])]
+    return GroundTruth(
+        images=np.repeat(np.arange(pictures), each),
+        cells=shows,
+        grid_width=6,
+        exists=np.arange(MAX_OBJECTS) < np.full((pictures, 1), 5),
+        unique_objects=unique_objects,
+        counted_objects=counted_objects,
+        hops=np.array(hops),
+        groups=np.array([COLUMNS[q % 2] for q in range(questions)]),
+        answers=np.arange(questions) % 7,
+    )
+
+
+def watched(
+    truth: GroundTruth, peaks: np.ndarray, positions: np.ndarray | None = None
+) -> AttentionRecord:
+    """Whoever attends to nothing but the peak of each step."""
+    on = truth.cells[truth.images[:, None], :, peaks].astype(float)
+    if positions is None:
+        positions = np.zeros(peaks.shape)
+    return AttentionRecord(peaks, on, positions, truth.answers)
+
+
+def at_random(truth: GroundTruth, seed: int = 1, places: int = PLACES) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, places, (len(truth.images), STEPS))
+
+
+def pointing_in_order(truth: GroundTruth, *, reverse: bool = False) -> np.ndarray:
+    """At each referenced object in turn, then at the last one on and on."""
+    peaks = np.zeros((len(truth.images), STEPS), int)
+    for q, picture in enumerate(truth.images):
+        hops = truth.hops[truth.hops[:, 0] == q]
+        things = [hops[0, 1], *hops[:, 2]] if len(hops) else []
+        rest = np.flatnonzero((truth.unique_objects | truth.counted_objects)[q])
+        things += [thing for thing in rest if thing not in things]
+        order = things[::-1] if reverse else things
+        order += [order[-1]] * (STEPS - len(order))
+        peaks[q] = [truth.cells[picture, thing].argmax() for thing in order]
+    return peaks
+
+
+def agreement(truth: GroundTruth, peaks: np.ndarray, seed: int = 2) -> Agreement:
+    return measure(truth, watched(truth, peaks), watched(truth, at_random(truth, seed)))
+
+
+def test_one_who_points_at_all_that_is_visited_and_at_nothing_else() -> None:
+    truth = made_up()
+    found = agreement(truth, pointing_in_order(truth))
+    referenced = truth.unique_objects | truth.counted_objects
+    for name, count in (
+        ("unique", truth.unique_objects.sum()),
+        ("counted", truth.counted_objects.sum()),
+        ("referenced", referenced.sum()),
+    ):
+        share = found.objects[name].hits[NETWORK]
+        assert (share.correct, share.total) == (count, count)
+        assert found.objects[name].attention[NETWORK] == 1
+    share = found.objects["not referenced"].hits[NETWORK]
+    assert (share.correct, share.total) == (0, 5 * len(referenced) - referenced.sum())
+    assert found.steps[NETWORK] == [PeakTargets(1, 0, 0)] * STEPS
+    assert found.top_object_referenced[NETWORK] == [1] * STEPS
+    assert math.isclose(found.random_object, referenced.sum() / (5 * len(referenced)))
+    for order in (found.order[NETWORK], found.order_by_attention[NETWORK]):
+        assert found.hops == len(truth.hops) == order.total == order.correct
+    assert found.by_answer["wrong"].hits[NETWORK].total == 0
+    assert found.answers.value == 1
+    assert [found.groups[name].hits[NETWORK].total > 0 for name in COLUMNS] == [True] * 2 + [
+        False
+    ] * 3
+    again = agreement(truth, pointing_in_order(truth, reverse=True))
+    for order in (again.order[NETWORK], again.order_by_attention[NETWORK]):
+        assert (order.correct, order.total) == (0, found.hops)
+
+
+def test_one_who_rests_on_the_ground_may_favour_what_is_visited() -> None:
+    truth, rng = made_up(), np.random.default_rng(3)
+    referenced = (truth.unique_objects | truth.counted_objects)[:, None]
+    ground = truth.cells.any(1).argmin(1)[truth.images]  # a place that shows nothing
+    peaks = np.repeat(ground[:, None], STEPS, 1)
+    there = truth.exists[truth.images][:, None]
+    attention = there * (1 + referenced) * rng.uniform(0.01, 0.02, (len(peaks), STEPS, MAX_OBJECTS))
+    own = watched(truth, peaks)._replace(attention=attention)
+    found = measure(truth, own, own._replace(attention=attention * (1 - referenced)))
+    assert found.steps[NETWORK] == [PeakTargets(0, 0, 1)] * STEPS
+    assert found.top_object_referenced[NETWORK] == [1] * STEPS
+    assert found.top_object_referenced[UNTRAINED] == [0] * STEPS
+    assert all(0 < share < 1 for share in found.top_object_referenced[OTHER_QUESTION])
+    most = attention.argmax(1)
+    told = [(most[q, a], most[q, b]) for q, a, b in truth.hops if most[q, a] != most[q, b]]
+    order = found.order_by_attention[NETWORK]
+    assert (order.correct, order.total) == (sum(a < b for a, b in told), len(told))
+    assert found.order[NETWORK].total == 0
+
+
+def test_one_who_looks_at_random() -> None:
+    truth = made_up(400)
+    found = agreement(truth, at_random(truth))
+    for name, pointed in (*found.objects.items(), ("Count", found.groups["Count"])):
+        areas = truth.cells.mean(2)[truth.images]
+        which = {
+            "unique": truth.unique_objects,
+            "counted": truth.counted_objects,
+            "referenced": truth.unique_objects | truth.counted_objects,
+            "not referenced": truth.exists[truth.images]
+            & ~(truth.unique_objects | truth.counted_objects),
+            "Count": (truth.unique_objects | truth.counted_objects)
+            & (truth.groups == "Count")[:, None],
+        }[name]
+        chance = np.mean([1 - (1 - area) ** STEPS for area in areas[which]])
+        assert math.isclose(pointed.random_cells, chance)
+        assert math.isclose(pointed.area, areas[which].mean())
+        assert math.isclose(pointed.random_objects, 1 - 0.8**STEPS)
+        for source in (NETWORK, OTHER_QUESTION, UNTRAINED):
+            share = pointed.hits[source]
+            assert abs(share.value - chance) < 5 * math.sqrt(0.25 / share.total)
+    for source in (NETWORK, OTHER_QUESTION, UNTRAINED):
+        order = found.order[source]
+        assert order.total > 100
+        assert abs(order.value - 0.5) < 5 * math.sqrt(0.25 / order.total)
+        for aim in found.steps[source]:
+            assert np.allclose(aim, found.random_cell, atol=5 * math.sqrt(0.25 / 2000))
+    assert math.isclose(sum(found.random_cell), 1)
+
+
+def test_one_who_looks_at_random_objects() -> None:
+    truth = made_up(400)
+    things = at_random(truth, places=5)
+    peaks = truth.cells[truth.images[:, None], things].argmax(2)
+    pointed = agreement(truth, peaks).objects["referenced"]
+    share = pointed.hits[NETWORK]
+    assert abs(share.value - pointed.random_objects) < 5 * math.sqrt(0.25 / share.total)
+
+
+def test_one_who_always_looks_at_the_same_of_a_picture_is_found_out() -> None:
+    truth = made_up()
+    peaks = at_random(truth)[truth.images]  # whatever is asked
+    found = agreement(truth, peaks)
+    assert (
+        found.objects["referenced"].hits[NETWORK]
+        == found.objects["referenced"].hits[OTHER_QUESTION]
+    )
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+def test_another_question_is_about_the_same_picture(counts: list[int]) -> None:
+    pictures = np.repeat(np.arange(len(counts)), counts)
+    others = replace(made_up(2, 1), images=pictures).other_questions
+    assert (pictures[others] == pictures).all()
+    assert sorted(others) == list(range(len(pictures)))
+    assert all((others[q] == q) == (counts[pictures[q]] == 1) for q in range(len(pictures)))
+
+
+@given(st.integers(0, 99))
+@settings(max_examples=20, deadline=None)
+def test_a_margin_is_the_places_around(seed: int) -> None:
+    truth = made_up(2, 1, seed)
+    wide = truth.with_margin()
+    for picture, thing in itertools.product(range(2), range(MAX_OBJECTS)):
+        own = [divmod(place, 6) for place in np.flatnonzero(truth.cells[picture, thing])]
+        around = {
+            6 * row + column
+            for y, x in own
+            for row, column in itertools.product(range(y - 1, y + 2), range(x - 1, x + 2))
+            if 0 <= row < 5 and 0 <= column < 6
+        }
+        assert set(np.flatnonzero(wide.cells[picture, thing])) == around
+
+
+def test_one_who_looks_beside_what_is_visited() -> None:
+    truth = made_up()
+    shows = np.zeros_like(truth.cells)
+    shows[:, range(5), [0, 2, 4, 24, 26]] = True  # five places of which no two touch
+    truth = replace(truth, cells=shows)
+    at = pointing_in_order(truth)
+    found = agreement(truth, at + np.where(at < 6, 6, -6))  # a row below, or above
+    assert found.objects["referenced"].hits[NETWORK].correct == 0
+    assert found.with_margin["referenced"].hits[NETWORK].value == 1
+    assert found.with_margin["referenced"].random_cells > found.objects["referenced"].random_cells
+    exactly = agreement(truth, at)
+    assert exactly.with_margin["not referenced"].hits[NETWORK].value == 0
+
+
+def test_an_only_question_has_no_other() -> None:
+    truth = made_up(6, 1)
+    found = agreement(truth, pointing_in_order(truth))
+    assert found.objects["referenced"].hits[OTHER_QUESTION].total == 0
+    assert json.loads(json.dumps(found.to_record(), allow_nan=False))["objects"]["referenced"][
+        "attention"
+    ] == {
+        NETWORK: 1.0,
+        OTHER_QUESTION: None,
+        UNTRAINED: found.objects["referenced"].attention[UNTRAINED],
+    }
+
+
+def test_a_step_that_begins_to_point_at_both_tells_no_order() -> None:
+    truth = made_up(3, 1)
+    first = truth.hops[0, 0]
+    shows = truth.cells.copy()
+    shows[truth.images[first], :, 0] = True  # a place that shows all objects
+    truth = replace(truth, cells=shows)
+    peaks = np.zeros((3, STEPS), int)
+    assert agreement(truth, peaks).order[NETWORK].total == 0
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=4, max_size=4), min_size=1, max_size=5).map(
+        lambda rows: np.array(rows) / 3
+    )
+)
+@settings(deadline=None)
+def test_backwards_is_more_falls_than_rises(positions: np.ndarray) -> None:
+    truth = made_up(len(positions), 1)
+    own = watched(truth, at_random(truth)[:, :4], positions)
+    found = measure(truth, own, own)
+    reads_backwards = 0
+    for row in positions:
+        pairs = list(itertools.combinations(row, 2))
+        reads_backwards += sum(b < a for a, b in pairs) > sum(b > a for a, b in pairs)
+    assert (found.reads_backwards[NETWORK].correct, found.reads_backwards[NETWORK].total) == (
+        reads_backwards,
+        len(positions),
+    )
+    assert np.allclose(found.positions[NETWORK], positions.mean(0))
+
+
+# --- for people ------------------------------------------------------------------------------
+
+
+def shown(found: Agreement, width: int) -> list[str]:
+    file = io.StringIO()
+    console = Console(file=file, width=width, color_system=None)
+    show(found, row="MAC", what="[val]", console=console)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_all_is_shown(width: int) -> None:
+    truth = made_up()
+    lines = shown(agreement(truth, pointing_in_order(truth)), width)
+    assert lines[0] == (
+        "What MAC attends to on [val]: 200 questions about 40 images, 100.0% answered correctly"
+    )
+    referenced = str((truth.unique_objects | truth.counted_objects).sum())
+    (row, _) = (line.split() for line in lines if line.startswith(" referenced "))
+    assert (row[1], row[-1], row[-2]) == ("100.0", referenced, f"{100 * (1 - 0.8**STEPS):.1f}")
+    assert "…" not in "".join(lines)
+    assert not any(re.match(" (Query|Numbers|if wrong)", line) for line in lines)
+    steps = [line.split() for line in lines if re.match(r" +\d ", line)]
+    assert steps == [[str(i + 1), "100.0", "0.0", "0.0", "100.0", "0.00"] for i in range(STEPS)]
+    assert any("it is the leading one in 100.0% (" in line for line in lines)
+
+
+def test_one_that_reads_no_words_is_shown() -> None:
+    truth = made_up()
+    own = watched(truth, at_random(truth), np.full((len(truth.images), STEPS), np.nan))
+    lines = shown(measure(truth, own, own), 100)
+    assert [line.split()[-1] for line in lines if re.match(r" +\d ", line)] == ["–"] * STEPS
+    assert not any("backwards" in line for line in lines)
+
+
+def test_a_file_gets_lines_that_nothing_has_broken(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    truth = made_up()
+    found = agreement(truth, at_random(truth))
+    show(found, row="MAC", what="[val]")
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    assert lines == shown(found, 1000)

@@ -1,0 +1,294 @@
+"""What programs refer to, where pictures show it, and where networks look."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from typing import Any, Self
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from macnet.clevr.program import SceneIndex, from_prefix
+from macnet.clevr.questions import QuestionGenerator
+from macnet.clevr.references import referenced_objects
+from macnet.clevr.scene import MAX_OBJECTS, Object, Scene, sample_scenes
+from macnet.clevr.world import Block, Stream, World
+from macnet.data.endless import world_texts
+from macnet.data.vocab import Vocabulary
+from macnet.errors import InputError
+from macnet.explain import pointing
+from macnet.explain.agreement import NETWORK, OTHER_QUESTION, UNTRAINED, measure
+from macnet.explain.pointing import (
+    AttentionRecord,
+    GroundTruth,
+    collect_attention,
+    nearest_cells,
+    object_cells,
+    trace_attention,
+)
+from macnet.models.encoders import PixelEncoder
+from macnet.models.mac import MACNetwork
+from macnet.models.presets import ablation
+
+WORDS = Vocabulary.build(world_texts())
+SMALL: dict[str, Any] = {"d": 8, "p": 3, "embedding": 6, "image": "pixels"}
+
+
+def network(row: str = "w/ self-attention and memory gate") -> MACNetwork:
+    torch.manual_seed(0)
+    return MACNetwork(ablation(row, **SMALL), vocabulary=len(WORDS), answers=28).eval()
+
+
+# --- what programs refer to ---------------------------------------------------------------------
+
+# From left to right: a red cube, a blue ball, a green cube, a blue cylinder.
+ROW = Scene(
+    tuple(
+        Object("large", color, "metal", shape, x, x, 0.0)
+        for x, (color, shape) in enumerate(
+            [("red", "cube"), ("blue", "sphere"), ("green", "cube"), ("blue", "cylinder")]
+        )
+    ),
+    (7.21, -6.83, 5.12),
+)
+
+
+@pytest.mark.parametrize(
+    ("program", "unique", "counted", "hops"),
+    [
+        ("count filter_shape[cube] scene", (), (0, 2), ()),
+        ("exist filter_color[purple] scene", (), (), ()),
+        ("query_color unique filter_shape[sphere] scene", (1,), (), ()),
+        ("count relate[left] unique filter_color[green] scene", (2,), (0, 1), ()),
+        (
+            "query_shape unique filter_color[blue] relate[right] unique filter_color[green] scene",
+            (2, 3),
+            (),
+            ((2, 3),),
+        ),
+        (
+            "query_shape unique filter_color[red] relate[left] unique filter_color[green] "
+            "relate[left] unique filter_shape[cylinder] scene",
+            (3, 2, 0),
+            (),
+            ((3, 2), (2, 0)),  # the cylinder leads to the red cube, but not by itself
+        ),
+        (
+            "query_shape unique same_color unique filter_shape[sphere] relate[left] unique "
+            "same_color unique filter_shape[sphere] scene",
+            (1, 3, 1, 3),
+            (),
+            ((1, 3), (3, 1), (1, 3)),
+        ),
+        (
+            "exist intersect relate[right] unique filter_color[red] scene "
+            "relate[left] unique filter_shape[cylinder] scene",
+            (0, 3),
+            (1, 2),
+            (),  # neither leads to the other
+        ),
+        (
+            "less_than count filter_color[blue] scene count relate[right] unique "
+            "filter_shape[sphere] scene",
+            (1,),
+            (1, 2, 3),
+            (),
+        ),
+        (
+            "equal_shape query_shape unique filter_color[red] scene query_shape unique "
+            "filter_color[green] scene",
+            (0, 2),
+            (),
+            (),
+        ),
+    ],
+)
+def test_what_a_program_visits(
+    program: str,
+    unique: tuple[int, ...],
+    counted: tuple[int, ...],
+    hops: tuple[tuple[int, int], ...],
+) -> None:
+    found = referenced_objects(from_prefix(program.split()), SceneIndex(ROW))
+    assert found == (unique, counted, hops)
+
+
+def test_what_is_visited_has_what_is_answered() -> None:
+    """Every answer can be had from the referenced objects alone."""
+    rngs = [random.Random(i) for i in range(40)]
+    asker, linked = QuestionGenerator(random.Random(3)), 0
+    for scene in sample_scenes(rngs, lambda scenes: [True] * len(scenes)):
+        for question in asker.generate(scene):
+            found = referenced_objects(question.program, SceneIndex(scene))
+            last = question.program[-1]["function"]
+            if last == "count":
+                assert question.answer == str(len(found.counted_objects))
+            elif last == "exist":
+                assert question.answer == ("yes" if found.counted_objects else "no")
+            elif last.startswith("query"):
+                of_last = scene.objects[found.unique_objects[-1]]
+                assert question.answer == getattr(of_last, last.removeprefix("query_"))
+            functions = [node["function"] for node in question.program]
+            assert len(found.unique_objects) == functions.count("unique")
+            assert len(found.hops) < max(1, len(found.unique_objects))
+            assert {i for hop in found.hops for i in hop} <= set(found.unique_objects)
+            linked += len(found.hops)
+    assert linked > 100
+
+
+# --- places ----------------------------------------------------------------------------------
+
+
+def test_a_place_is_where_its_convolutions_are_centred() -> None:
+    height, width = 40, 24
+    trunk: Any = network().image
+    rows, columns = map(len, PixelEncoder.cell_centers(height, width))
+    pictures = torch.zeros(height, height, width, 3, dtype=torch.uint8)
+    pictures[range(height), range(height), width // 2] = 255  # one white pixel in each
+    with torch.inference_mode():
+        maps = trunk.features(torch.cat([pictures, torch.zeros_like(pictures[:1])]))
+    felt = (maps[:-1] != maps[-1:]).any(1).any(2)  # (height, rows): does the row see the pixel?
+    place = nearest_cells(height, width).view(height, width)
+    middle = torch.arange(height).float()
+    for row in range(1, rows - 1):
+        seen = middle[felt[:, row]].mean()
+        own = middle[(place // columns)[:, 0] == row].mean()
+        assert seen == 8 * row
+        assert abs(own - seen) <= 0.5
+    # Every pixel is given to a place no farther from it than any other.
+    centres = 8 * torch.arange(columns)
+    for x, column in enumerate((place % columns)[0].tolist()):
+        assert abs(x - centres[column]) == (x - centres).abs().min()
+    assert place.unique().tolist() == list(range(rows * columns))
+
+
+@given(st.data())
+@settings(max_examples=30, deadline=None)
+def test_which_places_show_which_objects(data: st.DataObject) -> None:
+    height, width = data.draw(st.tuples(st.integers(1, 40), st.integers(1, 40)))
+    seed = data.draw(st.integers(0, 99))
+    masks = np.random.default_rng(seed).integers(-1, MAX_OBJECTS, (2, height, width))
+    masks[0] = np.where(masks[0] < 7, -1, masks[0])
+    place = nearest_cells(height, width)
+    shows = object_cells(torch.from_numpy(masks.astype(np.int8)), place).numpy()
+    rows, columns = map(len, PixelEncoder.cell_centers(height, width))
+    expected = np.zeros((2, MAX_OBJECTS, rows * columns), bool)
+    for n, y, x in itertools.product(range(2), range(height), range(width)):
+        if masks[n, y, x] >= 0:
+            row, column = min((y + 3) // 8, rows - 1), min((x + 3) // 8, columns - 1)
+            expected[n, masks[n, y, x], row * columns + column] = True
+    assert (shows == expected).all()
+
+
+# --- networks --------------------------------------------------------------------------------
+
+
+def test_what_is_watched_is_what_the_network_does() -> None:
+    mac, rng = network(), np.random.default_rng(0)
+    images = torch.from_numpy(rng.integers(0, 256, (3, 24, 40, 3), np.uint8))
+    tokens = torch.from_numpy(rng.integers(4, len(WORDS), (6, 9)))
+    tokens[1, 5:] = tokens[4, 2:] = 0
+    masks = torch.from_numpy(rng.integers(-1, 4, (3, 24, 40)).astype(np.int8))
+    masks[2] = 3
+    masks[:, :20, 10:] = -1
+    shows = object_cells(masks, nearest_cells(24, 40))
+    found = trace_attention(mac.trace, images, tokens, shows)
+    for b in range(6):
+        words = tokens[b][tokens[b] != 0]
+        with torch.no_grad():
+            logits, steps = mac.trace(images[b // 2, None], words[None])
+        assert found.answers[b] == logits.argmax()
+        for i, step in enumerate(steps):
+            rv = step.knowledge[0]
+            assert found.peaks[b, i] == rv.argmax()
+            for thing in range(MAX_OBJECTS):
+                on = rv[shows[b // 2, thing]].sum().item()
+                assert math.isclose(found.attention[b, i, thing], on, abs_tol=1e-5)
+            assert step.words is not None
+            mean = sum(cv * s for s, cv in enumerate(step.words[0].tolist())) / (len(words) - 1)
+            assert math.isclose(found.positions[b, i], mean, abs_tol=1e-5)
+
+
+class Few:
+    """A stream that is one short block."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter([self.block])
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def stream() -> Few:
+    """Nine images; one has fewer questions than the others, one a single question."""
+    with Stream(World(3, width=32, height=24), split="val") as real:
+        number, scenes, images, objects, questions = next(real)
+    few = [asked[: {2: 4, 5: 1}.get(i, 10)] for i, asked in enumerate(questions[:9])]
+    return Few(Block(number, scenes[:9], images[:9], objects[:9], few))
+
+
+def observed(
+    stream: Few, monkeypatch: pytest.MonkeyPatch, few: int, *networks: MACNetwork
+) -> tuple[GroundTruth, list[AttentionRecord]]:
+    monkeypatch.setattr(pointing, "Stream", lambda *_, **__: stream)
+    monkeypatch.setattr(pointing, "BATCH_IMAGES_CPU", few)
+    return collect_attention(
+        [n.trace for n in networks], WORDS, World(3, width=32, height=24), images=9
+    )
+
+
+def test_a_world_is_watched(stream: Few, monkeypatch: pytest.MonkeyPatch) -> None:
+    mac, plain = network(), network("w/o word-attention")
+    truth, (own, wordless) = observed(stream, monkeypatch, 4, mac, plain)
+    block = stream.block
+    assert truth.images.tolist() == [i for i, asked in enumerate(block.questions) for _ in asked]
+    questions = [question for asked in block.questions for question in asked]
+    assert [WORDS.answers[i] for i in truth.answers] == [q.answer for q in questions]
+    assert len(questions) == 75 == len(own.peaks)
+    assert truth.exists.sum(1).tolist() == block.scenes["num_objects"].tolist()
+    # Whatever there is can be seen, and nothing else.
+    assert (truth.cells.any(2) == truth.exists).all()
+    assert ((truth.unique_objects | truth.counted_objects) <= truth.exists[truth.images]).all()
+    for q, question in enumerate(questions):
+        tokens = torch.tensor([WORDS.encode(question.text)])
+        with torch.no_grad():
+            logits, steps = mac.trace(block.images[truth.images[q], None], tokens)
+        assert own.peaks[q].tolist() == [step.knowledge.argmax().item() for step in steps]
+        assert own.answers[q] == logits.argmax()
+    found = measure(truth, own, wordless)
+    assert found.images == 9
+    assert (found.answers.total, found.reads_backwards[NETWORK].total) == (75, 75)
+    assert found.reads_backwards[UNTRAINED].total == 0
+    assert found.positions[UNTRAINED] == []
+    assert found.objects["referenced"].hits[OTHER_QUESTION].total == (
+        found.objects["referenced"].hits[NETWORK].total
+        - (truth.unique_objects | truth.counted_objects)[truth.images == 5].sum()
+    )
+
+
+def test_how_many_at_once_does_not_matter(stream: Few, monkeypatch: pytest.MonkeyPatch) -> None:
+    truth, (own,) = observed(stream, monkeypatch, 2, network())
+    again, (same,) = observed(stream, monkeypatch, 100, network())
+    for name, column in vars(truth).items():
+        assert np.array_equal(column, getattr(again, name)), name
+    assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(own, same, strict=True))
+
+
+def test_nothing_to_watch() -> None:
+    with pytest.raises(InputError, match="`world_images` is 0; it must be at least 1"):
+        collect_attention([network().trace], WORDS, World(3, width=32, height=24), images=0)

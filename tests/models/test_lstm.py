@@ -1,0 +1,262 @@
+"""Questions are read forwards and backwards by the LSTM equations, whatever pads them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from macnet.models.layers import can_use_triton
+from macnet.models.lstm import BiLSTM, torch_bilstm
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+
+
+def network(inputs: int, units: int) -> BiLSTM:
+    """A BiLSTM in float64 with random biases."""
+    lstm = BiLSTM(inputs, units).double()
+    with torch.no_grad():
+        lstm.bias.add_(torch.randn_like(lstm.bias), alpha=0.3)
+    return lstm
+
+
+def questions(batch: int, steps: int, inputs: int) -> tuple[Tensor, Tensor]:
+    """Random words (B, S, e) and lengths (B), of which the first is S and the last 1."""
+    lengths = torch.randint(1, steps + 1, (batch,))
+    lengths[0], lengths[-1] = steps, 1
+    return torch.randn(batch, steps, inputs, dtype=torch.float64), lengths
+
+
+def literal(lstm: BiLSTM, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """The LSTM's equations, one question, direction and word at a time."""
+    units = lstm.weight_h.shape[-1]
+    states, last = [], []
+    for words, length in zip(x, lengths.tolist(), strict=True):
+        found = [[words.new_zeros(units) for _ in words] for _ in range(2)]
+        for d, positions in enumerate((range(length), reversed(range(length)))):
+            h = c = words.new_zeros(units)
+            for s in positions:
+                z = lstm.weight_x[d] @ words[s] + lstm.weight_h[d] @ h + lstm.bias[d]
+                i, f, g, o = z.split(units)
+                c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+                h = torch.sigmoid(o) * torch.tanh(c)
+                found[d][s] = h
+        forwards, backwards = (torch.stack(states) for states in found)
+        states.append(torch.cat([forwards, backwards], dim=-1))
+        last.append(torch.cat([forwards[length - 1], backwards[0]]))
+    return torch.stack(states), torch.stack(last)
+
+
+def results(run: Callable[[], tuple[Tensor, Tensor]], leaves: list[Tensor]) -> list[Tensor]:
+    """States, last states, and the gradients of a random projection of both."""
+    states, last = run()
+    chance = torch.Generator().manual_seed(0)
+    down = [torch.randn(y.shape, generator=chance).to(y) for y in (states, last)]
+    return [states, last, *torch.autograd.grad((states, last), leaves, down)]
+
+
+def test_torchs_lstm_equals_the_equations() -> None:
+    torch.manual_seed(1)
+    lstm = network(5, 4)
+    x, lengths = questions(6, 7, 5)
+    x.requires_grad_()
+    leaves = [x, *lstm.parameters()]
+    expected = results(lambda: literal(lstm, x, lengths), leaves)
+    for found, wanted in zip(results(lambda: lstm(x, lengths), leaves), expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    padding=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_padding_changes_nothing(lengths: list[int], padding: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    lstm, steps = network(3, 2), max(lengths)
+    x = torch.randn(len(lengths), steps, 3, dtype=torch.float64)
+    more = torch.nn.functional.pad(x, (0, 0, 0, padding), value=7.0)
+    states, last = lstm(x, torch.tensor(lengths))
+    padded_states, padded_last = lstm(more, torch.tensor(lengths))
+    torch.testing.assert_close(padded_states[:, :steps], states)
+    torch.testing.assert_close(padded_last, last)
+    is_pad = torch.arange(steps + padding) >= torch.tensor(lengths)[:, None]
+    assert not padded_states[is_pad].any()
+
+
+def test_values_at_padding_change_nothing() -> None:
+    torch.manual_seed(2)
+    lstm = network(5, 4)
+    x, lengths = questions(6, 7, 5)
+    is_pad = (torch.arange(7) >= lengths[:, None])[..., None]
+    clean = x.masked_fill(is_pad, 0).requires_grad_()
+    dirty = x.masked_fill(is_pad, torch.nan).requires_grad_()
+    expected = results(lambda: lstm(clean, lengths), [clean, *lstm.parameters()])
+    found = results(lambda: lstm(dirty, lengths), [dirty, *lstm.parameters()])
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+    assert not found[2].masked_select(is_pad).any()  # nor does a gradient leak in
+
+
+def test_a_question_of_one_word_has_one_state() -> None:
+    lstm = network(3, 2)
+    states, last = lstm(torch.randn(4, 1, 3, dtype=torch.float64), torch.ones(4, dtype=torch.int64))
+    assert torch.equal(states[:, 0], last)
+
+
+def test_the_order_of_questions_changes_nothing() -> None:
+    torch.manual_seed(3)
+    lstm = network(5, 4)
+    x, lengths = questions(6, 7, 5)
+    shuffled = torch.randperm(6)
+    for one, other in zip(lstm(x[shuffled], lengths[shuffled]), lstm(x, lengths), strict=True):
+        torch.testing.assert_close(one, other[shuffled])
+
+
+def test_the_forget_gate_starts_at_one() -> None:
+    lstm = BiLSTM(30, 40)
+    bound = (6 / (30 + 40 + 160)) ** 0.5
+    for weight in (lstm.weight_x, lstm.weight_h):
+        assert weight.abs().max() <= bound
+        assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
+    i, f, g, o = lstm.bias.split(40, dim=-1)
+    assert (f == 1).all()
+    assert not torch.cat([i, g, o]).any()
+
+
+def off_by(found: Tensor, wanted: Tensor) -> float:
+    found, wanted = found.detach().double(), wanted.detach().double()
+    return float((found - wanted).norm() / wanted.norm())
+
+
+@pytest.fixture
+def one_launch_per_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Use the kernels for other GPUs than the H100 and H200."""
+    from macnet.models.kernels import lstm
+
+    monkeypatch.setattr(lstm, "persistent", None)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("parameters", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("batch", "steps", "inputs", "units"),
+    [(640, 46, 300, 512), (130, 12, 300, 256), (37, 9, 7, 48), (1, 3, 16, 16), (65, 20, 64, 400)],
+)
+def test_the_kernels_equal_torchs_lstm(
+    batch: int, steps: int, inputs: int, units: int, parameters: torch.dtype
+) -> None:
+    assert can_use_triton(torch.device("cuda"), torch.bfloat16)
+    torch.manual_seed(4)
+    x, lengths = (a.cuda() for a in questions(batch, steps, inputs))
+    lengths[-1] = 2  # so that the recurrent weights have a gradient even in a batch of one
+    lstm, x = network(inputs, units).to("cuda", parameters), x.to(parameters).requires_grad_()
+    exact = [a.detach().double().requires_grad_() for a in (x, *lstm.parameters())]
+    expected = results(lambda: torch_bilstm(exact[0], lengths, *exact[1:]), exact)
+    with torch.autocast("cuda", torch.bfloat16, enabled=parameters == torch.float32):
+        run = results(lambda: lstm(x, lengths), [x, *lstm.parameters()])
+
+    assert run[0].dtype == run[1].dtype == torch.bfloat16
+    assert all(gradient.dtype == parameters for gradient in run[2:])
+    for found, wanted in zip(run, expected, strict=True):
+        assert off_by(found, wanted) <= 2e-2
+    is_pad = torch.arange(steps, device="cuda") >= lengths[:, None]
+    assert not run[0][is_pad].any()
+    assert not run[2][is_pad].any()
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.usefixtures("one_launch_per_word")
+def test_one_launch_per_word_equals_torchs_lstm() -> None:
+    test_the_kernels_equal_torchs_lstm(640, 46, 300, 512, torch.float32)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize(
+    ("batch", "steps", "units"), [(1, 3, 128), (63, 5, 512), (257, 7, 384), (1000, 9, 256)]
+)
+def test_the_persistent_kernel_equals_one_launch_per_word(
+    batch: int, steps: int, units: int, request: pytest.FixtureRequest
+) -> None:
+    torch.manual_seed(8)
+    lstm = network(20, units).to("cuda", torch.bfloat16)
+    x, lengths = (a.cuda() for a in questions(batch, steps, 20))
+    lengths[-1] = 2
+    x = x.bfloat16().requires_grad_()
+    leaves = [x, *lstm.parameters()]
+    found, again = (results(lambda: lstm(x, lengths), leaves) for _ in range(2))
+    with torch.no_grad():  # which leaves out what gradients would need
+        assert torch.equal(lstm(x, lengths)[0], found[0])
+    request.getfixturevalue("one_launch_per_word")
+    wanted = results(lambda: lstm(x, lengths), leaves)
+    for one, same, other in zip(found, again, wanted, strict=True):
+        assert torch.equal(one, same)
+        assert off_by(one, other) <= 5e-3
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("units", [32, 128])
+def test_values_at_padding_change_nothing_on_a_gpu(units: int) -> None:
+    torch.manual_seed(5)
+    lstm = network(20, units).to("cuda", torch.bfloat16)
+    x, lengths = (a.cuda() for a in questions(9, 7, 20))
+    x.masked_fill_((torch.arange(7, device="cuda") >= lengths[:, None])[..., None], torch.nan)
+    x = x.bfloat16().requires_grad_()
+    for found in results(lambda: lstm(x, lengths), [x, *lstm.parameters()]):
+        assert found.isfinite().all()
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_torchs_lstm_is_the_same_on_a_gpu() -> None:
+    torch.manual_seed(6)
+    lstm = network(5, 4)
+    x, lengths = questions(6, 7, 5)
+    expected = results(lambda: lstm(x, lengths), list(lstm.parameters()))
+    lstm = lstm.cuda()
+    run = results(lambda: lstm(x.cuda(), lengths.cuda()), list(lstm.parameters()))
+    for found, wanted in zip(run, expected, strict=True):
+        torch.testing.assert_close(found.cpu(), wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("units", [32, 128])
+def test_a_captured_graph_takes_new_inputs(units: int) -> None:
+    torch.manual_seed(7)
+    lstm = network(20, units).to("cuda", torch.bfloat16)
+    x = torch.zeros(70, 9, 20, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    lengths = torch.ones(70, device="cuda", dtype=torch.int64)
+    leaves = [x, *lstm.parameters()]
+    shapes = (70, 9, 2 * units), (70, 2 * units)
+    down = [torch.randn(shape, device="cuda").bfloat16() for shape in shapes]
+
+    def step() -> list[Tensor]:
+        states, last = lstm(x, lengths)
+        gradients = torch.autograd.grad((states, last), leaves, down)
+        # Detached, or the graph would live on and be met again on another stream.
+        return [states.detach(), last.detach(), *gradients]
+
+    aside = torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):
+        step()  # compiles
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+
+    words, new_lengths = questions(70, 9, 20)
+    with torch.no_grad():
+        x.copy_(words)
+    lengths.copy_(new_lengths)
+    graph.replay()
+    for found, wanted in zip(captured, step(), strict=True):
+        assert off_by(found, wanted) <= 1e-3  # sums may be cut differently

@@ -1,0 +1,82 @@
+"""Recipes say what was published, and refuse what cannot be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from macnet.data.dataset import Subset
+from macnet.errors import InputError
+from macnet.models.recipe import Recipe
+from macnet.models.registry import SYSTEMS
+from macnet.models.system import Stage
+
+
+def test_the_papers_recipe_for_mac() -> None:
+    recipe = SYSTEMS["mac"].training.find_recipe("paper")
+    assert (recipe.optimizer, recipe.lr, recipe.schedule) == ("adam", 1e-4, "constant")
+    assert recipe.images * recipe.questions == 64
+    assert (recipe.ema, recipe.ema_warmup) == (0.999, False)
+    assert (recipe.clip, recipe.weight_decay, recipe.warmup) == (8, 0, 0)
+    assert (recipe.precision, recipe.trainable) == ("float32", ())
+    assert recipe.patience > 0, "early stopping on validation accuracy"
+    assert recipe == Recipe()
+
+
+def test_the_fast_recipe() -> None:
+    recipe = SYSTEMS["mac"].training.find_recipe("fast")
+    assert recipe.questions == 10
+    assert recipe.schedule == "cosine"
+    assert recipe.warmup > 0
+    assert recipe.precision == "bfloat16"
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_system_can_be_taught(system: str) -> None:
+    training = SYSTEMS[system].training
+    for name in ("paper", "fast"):
+        for stage in training.stages:
+            assert isinstance(stage.recipe(training.find_recipe(name)), Recipe)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr": -1.0}, r"`recipe\.lr` is -1\.0; it must be a number from 0"),
+        ({"lr": float("nan")}, r"`recipe\.lr` is nan"),
+        ({"epochs": 1e308}, r"`recipe\.epochs` is 1e\+308; .* a number from 0 to 1,000,000,000"),
+        ({"warmup": float("inf")}, r"`recipe\.warmup` is inf; it must be a number from 0 to"),
+        (
+            {"images": 10**400},
+            r"`recipe\.images` is 10+; it must be a whole number from 1 to 1,000",
+        ),
+        ({"lr": "fast"}, r"`recipe\.lr` is 'fast'"),
+        ({"images": 0}, r"`recipe\.images` is 0; it must be a whole number from 1"),
+        ({"images": 1.5}, r"`recipe\.images` is 1\.5; it must be a whole number"),
+        ({"questions": True}, r"`recipe\.questions` is True"),
+        ({"epochs": 0}, r"`recipe\.epochs` is 0; it must be above 0"),
+        ({"validate_every": 0.0}, r"`recipe\.validate_every` is 0\.0; it must be above 0"),
+        ({"jitter": 1.5}, r"`recipe\.jitter` is 1\.5; it must be 1 at most"),
+        ({"ema": 1.0}, r"`recipe\.ema` is 1\.0; it must be below 1"),
+        ({"ema_warmup": 1}, r"`recipe\.ema_warmup` is 1; choose True or False"),
+        ({"optimizer": "sgd"}, r"`recipe\.optimizer` is 'sgd'; choose one of adam, adamw"),
+        ({"precision": "float16"}, r"`recipe\.precision` is 'float16'; choose one of float32, bf"),
+        ({"schedule": "linear"}, r"`recipe\.schedule` is 'linear'; choose one of constant, au"),
+    ],
+)
+def test_what_no_recipe_has(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Recipe(**changes)
+
+
+def test_an_unknown_recipe() -> None:
+    with pytest.raises(InputError, match="`recipe` is 'slow'; choose paper or fast"):
+        SYSTEMS["mac"].training.find_recipe("slow")
+
+
+def test_a_stage_changes_the_recipe_of_the_run() -> None:
+    stage = Stage(name="first", subset=Subset("question", 0.1), changes={"lr": 5e-4})
+    assert stage.recipe(Recipe(clip=1)) == Recipe(clip=1, lr=5e-4)
+    with pytest.raises(TypeError, match="rate"):
+        Stage(name="first", changes={"rate": 5e-4}).recipe(Recipe())
