@@ -23,7 +23,6 @@ from macnet.data.spec import DataSpec
 from macnet.data.vocab import Vocabulary
 from macnet.evaluation import evaluate as evaluation
 from macnet.evaluation.report import NO_NUMBER
-from macnet.explain import attention
 from macnet.models.registry import PRESETS
 from macnet.training import trainer
 from small_data import (
@@ -118,7 +117,7 @@ def test_without_arguments_it_is_a_few_images_and_says_how_to_ask_all(
     )
     monkeypatch.setattr(checkpoint, "SHIPPED", here / "s.safetensors")
     monkeypatch.setattr(evaluation, "FEW_IMAGES", 2)
-    monkeypatch.setattr(evaluation, "choose_share_of_workers", lambda _: 0)
+    monkeypatch.setattr("macnet.devices.choose_share_of_workers", lambda _: 0)
     evaluates("--json", "n.json")
     captured = capsys.readouterr()
     assert captured.err.splitlines()[0] == (
@@ -333,7 +332,7 @@ def test_attention(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(attention, "choose_share_of_workers", lambda _: 0)
+    monkeypatch.setattr("macnet.devices.choose_share_of_workers", lambda _: 0)
     given = ("--attention", "--world-images", "20", "--world-seed", "3", "--device", "cpu")
     assert main(["evaluate", str(looking / "mac.safetensors"), *given, "--json", "new/n.json"]) == 0
     said = capsys.readouterr().out.splitlines()
@@ -367,7 +366,7 @@ def test_attention(
 def test_occlusion_in_the_generated_world_and_in_the_same_on_disk(
     looking: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "choose_share_of_workers", lambda _: 0)
+    monkeypatch.setattr("macnet.devices.choose_share_of_workers", lambda _: 0)
     world, counts = World(1, width=32, height=24), {"train": 0, "val": 2, "test": 0}
     generate_world(here / "w", world, counts, device="cpu", workers=0)
     found = {}

@@ -26,6 +26,7 @@ COMMANDS = {
     "evaluate": ["evaluate", "run", "--world-images", "1", "--device", "cpu"],
     "attention": ["evaluate", "run", "--attention", "--world-images", "1"],
 }
+pytestmark = pytest.mark.usefixtures("small_blocks")
 WHY = "are not finite numbers; it diverged in training or was damaged, so take another checkpoint"
 
 

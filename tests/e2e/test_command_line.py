@@ -102,6 +102,14 @@ def is_at_work(process: int) -> bool:
     return state != "Z"  # ended, though nobody has asked how
 
 
+def wait_for_end(processes: list[int]) -> None:
+    """The keeper of workers' resources ends a moment after its parent."""
+    deadline = time.monotonic() + 10
+    while any(map(is_at_work, processes)):
+        assert time.monotonic() < deadline, "workers outlive their parent"
+        time.sleep(0.01)
+
+
 def stop_in_the_middle(out: Path, stop: Callable[[subprocess.Popen[str], list[int]], None]) -> str:
     """Start to generate, stop once a group is finished, and see that nobody is left at work.
 
@@ -120,10 +128,7 @@ def stop_in_the_middle(out: Path, stop: Callable[[subprocess.Popen[str], list[in
         stop(run, children)
         assert run.stderr is not None
         said: str = run.stderr.read()
-    deadline = time.monotonic() + 10
-    while any(map(is_at_work, children)):
-        assert time.monotonic() < deadline, "workers outlive their parent"
-        time.sleep(0.01)
+    wait_for_end(children)
     assert (out / ".unfinished").exists()
     return said
 
@@ -322,7 +327,7 @@ def test_packing_that_is_interrupted_leaves_nothing(many: Path, tmp_path: Path) 
         assert run.stdout.read() == ""
         assert run.stderr.read() == "macnet: stopped; the same command goes on from here\n"
     assert len(children) >= 2
-    assert not any(map(is_at_work, children))
+    wait_for_end(children)
     there = sorted(path.name.partition("-")[0] for path in cache.iterdir())
     assert there == [".images", ".questions", ".words", "questions", "words"]
     assert not list(cache.glob("*.part"))

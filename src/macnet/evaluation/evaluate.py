@@ -17,12 +17,12 @@ from typing import Any, Literal
 import numpy as np
 from rich.console import Console
 
+from macnet import devices
 from macnet.checkpoint import RunLike, TrainedNetwork, load_trained
 from macnet.data.dataset import Dataset, Subset
 from macnet.data.question_arrays import UNKNOWN
 from macnet.data.sources import DiskDataset, GeneratedDataset, LoadOptions, reopen
 from macnet.data.splits import find_split
-from macnet.devices import choose_cache, choose_device, choose_share_of_workers
 from macnet.distributed import is_rank_zero, process_group
 from macnet.errors import InputError
 from macnet.evaluation.accuracy import Proportion, Results, measure, to_json
@@ -123,12 +123,12 @@ def evaluate(
         need_answers: Fail before predicting if none of the questions has an answer.
         log: Called with lines that say what is evaluated, before the work begins.
     """
-    device, workers = choose_device(device), choose_share_of_workers(workers)
+    device, workers = devices.choose_device(device), devices.choose_share_of_workers(workers)
     with process_group(device) as own:
         trained = load_trained(run)
         network = trained.network()  # before anything is packed, for it may be refused
         size = trained.data_spec.width, trained.data_spec.height
-        options = LoadOptions(choose_cache(cache), size, str(own), workers)
+        options = LoadOptions(devices.choose_cache(cache), size, str(own), workers)
         if world_images is None and data is None and run is None:
             world_images = FEW_IMAGES
         source, subsets = _find_source(

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from macnet import devices
 from macnet.checkpoint import RunLike, TrainedNetwork, load_trained
 from macnet.clevr.world import World
-from macnet.devices import choose_device, choose_share_of_workers
 from macnet.distributed import is_rank_zero, process_group
 from macnet.evaluation.accuracy import Proportion
 from macnet.evaluation.report import new_table, terminal, to_text
@@ -85,7 +85,7 @@ def measure_attention(
         workers: The number of processes that generate the world; by default one per core.
         log: Called with a line that says what is measured, before the work begins.
     """
-    device, workers = choose_device(device), choose_share_of_workers(workers)
+    device, workers = devices.choose_device(device), devices.choose_share_of_workers(workers)
     with process_group(device) as own:  # it takes so little that it is not shared out
         trained = load_trained(run)
         spec = trained.data_spec
