@@ -45,7 +45,7 @@ class Advance:
     def say(self, line: str) -> None:
         """Print a line above the bar."""
         # Not through a console, which would break the line at some guessed width.
-        if _is_rank_zero():
+        if is_first_process():
             print(line, file=sys.stderr, flush=True)
 
     def _show(self) -> None:
@@ -98,7 +98,7 @@ def progress(what: str, unit: str, total: int, done: int = 0) -> Iterator[Advanc
     """
     global _display, _speaking
     console = Console(stderr=True)
-    if not _is_rank_zero() or not console.is_terminal:
+    if not is_first_process() or not console.is_terminal:
         within, _speaking = _speaking, True
         try:
             yield Advance(what, unit, total, done, within)
@@ -124,7 +124,8 @@ def progress(what: str, unit: str, total: int, done: int = 0) -> Iterator[Advanc
                 _display = None
 
 
-def _is_rank_zero() -> bool:
+def is_first_process() -> bool:
+    """Whether this process prints: under torchrun rank 0, also where there is no process group."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -99,6 +101,32 @@ def test_garbage_is_collected_again(capsys: pytest.CaptureFixture[str]) -> None:
     assert gc.isenabled()
     sentence(capsys, "ask", "scene.png", "")
     assert gc.isenabled()
+
+
+WATCHED = """
+import gc, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print("collected" if gc.isenabled() else "not collected", file=sys.stderr)
+sys.meta_path.insert(0, Finder())
+from macnet.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("command", [["ask"], ["explain", "--out", "out.png"]])
+def test_no_garbage_is_collected_while_torch_is_loaded(
+    command: list[str], here: Path, run: Path
+) -> None:
+    """It would take as long as the answer."""
+    Image.fromarray(SCENE).save(here / "scene.png")
+    name, *options = command
+    arguments = [name, "scene.png", QUESTION, "--model", str(run), *options]
+    done = subprocess.run(
+        [sys.executable, "-c", WATCHED, *arguments], capture_output=True, text=True, check=True
+    )
+    assert done.stderr == "not collected\n"
 
 
 # --- about a fresh scene ---------------------------------------------------------------------

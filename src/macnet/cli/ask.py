@@ -84,9 +84,8 @@ def ask(
     """
     subject, asked = parse_arguments(image, question, new_scene)
     check_positive("--top", top)
-    from macnet.devices import choose_device
-
     with fast_startup():
+        from macnet.devices import choose_device
         from macnet.explain.model import load
 
         network = load(model, device=choose_device(device))

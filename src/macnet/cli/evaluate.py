@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +80,7 @@ def evaluate(
     from macnet.evaluation.report import write_predictions
     from macnet.explain.attention import measure_attention
     from macnet.files import write_json
+    from macnet.progress import is_first_process
 
     if run is not None and data is None and (run / "questions").is_dir():
         run, data = None, run  # a dataset alone is for the shipped network
@@ -101,7 +101,7 @@ def evaluate(
             need_answers=predictions is None,
             **options,
         )
-    if os.environ.get("RANK", "0") != "0":  # of the processes of torchrun, the first prints
+    if not is_first_process():
         return
     if predictions is not None:
         predictions.parent.mkdir(parents=True, exist_ok=True)

@@ -55,9 +55,8 @@ def explain(
         raise InputError(f"--out is {out}, which is the image itself; name another file")
     out.parent.mkdir(parents=True, exist_ok=True)
 
-    from macnet.devices import choose_device
-
     with fast_startup():
+        from macnet.devices import choose_device
         from macnet.explain.figure import write_gif, write_png
         from macnet.explain.model import load
         from macnet.explain.page import write_page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -72,6 +71,7 @@ def command(arguments: Sequence[str], *, brief: bool) -> type:
 
 
 def _train(given: dict[str, Any]) -> None:
+    from macnet.progress import is_first_process
     from macnet.training import train as library
 
     describe = partial(_describe, recipe_name=given["recipe"])
@@ -79,7 +79,7 @@ def _train(given: dict[str, Any]) -> None:
     made = {"recipe": given.pop("recipe_changes"), "ablation": None, "overrides": None}
     size = read_size(given["size"])
     run = library.train(**{**given, **made, "size": size}, on_start=describe)
-    if os.environ.get("RANK", "0") == "0":  # of processes that torchrun started, only one speaks
+    if is_first_process():
         _show(run)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -30,7 +31,7 @@ class NoWordAttention(nn.Module):
         return lambda cq: (cq, None)
 
 
-class _ConstantControl(nn.Module):
+class _ConstantControl(nn.Module, ABC):
     """A control that is the same at every step, whatever the one before."""
 
     def __init__(self, config: MACConfig, steps: int, *, first: bool) -> None:
@@ -47,8 +48,9 @@ class _ConstantControl(nn.Module):
     def forward(self, c_prev: Tensor, question: EncodedQuestion) -> tuple[Tensor, None]:
         return self.queries(c_prev, question), None
 
+    @abstractmethod
     def queries(self, c_prev: Tensor, question: EncodedQuestion) -> Tensor:
-        raise NotImplementedError
+        """c_i of every step: (steps, B, d)."""
 
 
 class QuestionControl(_ConstantControl):
