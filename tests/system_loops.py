@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from macnet.data.spec import DataSpec
+from macnet.errors import InputError
 from macnet.models.encoders import PAD
 from transcription import M, assert_close, average, gradients, randomized, sigmoid, softmax
 
@@ -373,6 +375,25 @@ def assert_learns_64_questions(network: nn.Module, images: Tensor, *, lr: float 
         nn.functional.cross_entropy(logits, answers).backward()
         optimizer.step()
     raise AssertionError(f"{(logits.argmax(1) == answers).sum()} of 64 after 100 steps")
+
+
+def assert_refuses_bad_inputs(network: nn.Module, sizes: DataSpec) -> None:
+    """Images of another shape or type and questions of a wrong number get one sentence."""
+    images, questions = images_of(sizes), padded(QUESTIONS)
+    wrong = [
+        (images[:, :, 1:], questions, r"images are .*; this network was made for \(images, "),
+        (images[:, 0], questions, "images are "),
+        (images, questions[:5], "5 questions cannot be shared out among 2 images"),
+        (images, questions[0], r"questions are \(5,\); they must be \(B, words\)"),
+        (images, questions[:, :0], r"questions are \(6, 0\); they must be \(B, words\)"),
+    ]
+    if sizes.pixels:
+        wrong.append((images / 255, questions, "of torch.float32; they must be .* of torch.uint8"))
+    for call in (network, network.literal):
+        for bad_images, bad_questions, message in wrong:
+            with pytest.raises(InputError, match=message) as caught:
+                call(bad_images, bad_questions)  # type: ignore[operator]
+            assert "\n" not in str(caught.value)
 
 
 def count_parameters(network: nn.Module) -> int:
