@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from macnet.data.spec import DataSpec
 from macnet.errors import InputError
 from macnet.models.encoders import PAD
+from macnet.models.norm import BatchNorm2d
 from transcription import M, assert_close, average, gradients, randomized, sigmoid, softmax
 
 # --- Layers ----------------------------------------------------------------------------------
@@ -95,15 +96,20 @@ def convolve(maps: Tensor, layer: Layer, *, stride: int = 1, padding: int = 0) -
     return torch.stack(rows, -2)
 
 
-def with_coordinates(maps: Tensor, low: float, high: float) -> Tensor:
-    """The maps and two more: x, then y, of each cell, in equal steps from `low` to `high`."""
+def coordinates(maps: Tensor, reach: float) -> tuple[Tensor, Tensor]:
+    """Two more maps (1, H, W): x and y of each cell, in equal steps from −reach to reach."""
     _, height, width = maps.shape
     x_map, y_map = torch.empty(2, height, width, dtype=maps.dtype)
     for y in range(height):
         for x in range(width):
-            x_map[y, x] = low + (high - low) * x / max(width - 1, 1)
-            y_map[y, x] = low + (high - low) * y / max(height - 1, 1)
-    return torch.cat([maps, x_map[None], y_map[None]])
+            x_map[y, x] = reach * (2 * x / (width - 1) - 1)
+            y_map[y, x] = reach * (2 * y / (height - 1) - 1)
+    return x_map[None], y_map[None]
+
+
+def with_coordinates(maps: Tensor) -> Tensor:
+    """FiLM's: x, then y, from −1 to 1."""
+    return torch.cat([maps, *coordinates(maps, 1)])
 
 
 def cells(maps: Tensor) -> list[Tensor]:
@@ -204,6 +210,11 @@ def stacked_attention(
 # --- RN --------------------------------------------------------------------------------------
 
 
+def scaled(images: Tensor) -> list[Tensor]:
+    """Images (N, H, W, 3) of bytes as maps from 0 to 1."""
+    return [torch.stack([image[:, :, c].double() / 255 for c in range(3)]) for image in images]
+
+
 class Convolution(NamedTuple):
     """A convolution, batch normalisation and ReLU."""
 
@@ -222,7 +233,6 @@ def relation_network(
     questions: list[list[int]],
     *,
     convolutions: list[Convolution],
-    coordinates: tuple[float, float],
     embedding: Tensor,
     recurrent: Recurrent,
     g: list[Layer],
@@ -237,14 +247,15 @@ def relation_network(
     for b, words in enumerate(questions):
         q = lstm([embedding[word] for word in reversed(words)], recurrent)[-1]
         maps = images[b // (len(questions) // len(images))]
-        objects = cells(with_coordinates(maps, *coordinates))
+        x, y = coordinates(maps, 4)
+        objects = cells(torch.cat([maps, y, x]))  # the order is ours: no description gives it
         total = torch.zeros(len(g[-1].weight), dtype=q.dtype)
         for one in objects:
             for other in objects:
-                x = torch.cat([one, other, q])
+                pair = torch.cat([one, other, q])
                 for layer in g:
-                    x = relu(layer(x))
-                total = total + x
+                    pair = relu(layer(pair))
+                total = total + pair
         hidden = f[1](relu(f[0](total)))
         if kept is not None:
             hidden = kept[b] * hidden
@@ -278,26 +289,33 @@ def film(
     hidden_norm: Norm,
     answers: Layer,
     training: bool,
+    repeat: bool,
 ) -> Tensor:
-    """Logits of the questions; normalisation is over all of them, hence one list of maps."""
+    """Logits of the questions; normalisation is over all of them, hence one list of maps.
+
+    In the first block, the maps of all questions about an image are the same until they meet γ and
+    β; with `repeat`, there is one copy for each question all the same.
+    """
     films = [gru([embedding[word] for word in words], recurrent)[-1] for words in questions]
     films = [generator(state) for state in films]
     if stem_coordinates:
-        images = [with_coordinates(maps, -1, 1) for maps in images]
+        images = [with_coordinates(maps) for maps in images]
     for convolution in stem:
         images = convolution(images, training)
-    batch = [images[b // (len(questions) // len(images))] for b in range(len(questions))]
+    each = len(questions) // len(images)
+    batch = [maps for maps in images for _ in range(each)] if repeat else images
     for i, block in enumerate(blocks):
-        rests = [convolve(with_coordinates(maps, -1, 1), block.project) for maps in batch]
+        rests = [convolve(with_coordinates(maps), block.project) for maps in batch]
         rests = [relu(maps) for maps in rests]
         normal = block.norm([convolve(m, block.convolution, padding=1) for m in rests], training)
-        batch = []
-        for film_vector, rest, maps in zip(films, rests, normal, strict=True):
+        each, batch = len(questions) // len(rests), []
+        for b, film_vector in enumerate(films):
+            rest, maps = rests[b // each], normal[b // each]
             channels = len(maps)
             gamma_change, beta = film_vector[2 * channels * i :][: 2 * channels].split(channels)
             modulated = [(1 + gamma_change[c]) * maps[c] + beta[c] for c in range(channels)]
             batch.append(rest + relu(torch.stack(modulated)))
-    batch = pool([with_coordinates(maps, -1, 1) for maps in batch], training)
+    batch = pool([with_coordinates(maps) for maps in batch], training)
     pooled = [torch.stack([max(channel.flatten()) for channel in maps]) for maps in batch]
     normal = hidden_norm([hidden(vector)[:, None, None] for vector in pooled], training)
     return torch.stack([answers(relu(maps.flatten())) for maps in normal])
@@ -336,6 +354,31 @@ def with_random_state(network: M, *, training: bool) -> M:
             shift = 0.5 if "var" in name else -0.5
             buffer.copy_(torch.rand(buffer.shape, generator=generator) + shift)
     return network.train(training)
+
+
+def norms_of(network: nn.Module) -> dict[str, Norm]:
+    """Its normalisations by name, but for those of MAC's backbone, for the loops to move."""
+    named = network.named_modules()
+    return {k: Norm.of(m) for k, m in named if isinstance(m, BatchNorm2d) and "backbone" not in k}
+
+
+def strided_convolutions(
+    cnn: nn.Sequential, norms: dict[str, Norm], name: str
+) -> list[Convolution]:
+    """The convolutions of stride 2 of a CNN of its own, whose name that is."""
+    return [
+        Convolution(Layer.of(layer), norms[f"{name}.{k + 1}"], stride=2, padding=1)
+        for k, layer in enumerate(cnn)
+        if isinstance(layer, nn.Conv2d)
+    ]
+
+
+def assert_same_statistics(network: nn.Module, norms: dict[str, Norm]) -> None:
+    """The running statistics of the network are those of the loops."""
+    found = dict(network.named_buffers())
+    for name, norm in norms.items():
+        assert_close(found[f"{name}.running_mean"], norm.mean, f"mean of {name}")
+        assert_close(found[f"{name}.running_var"], norm.var, f"variance of {name}")
 
 
 def running_statistics(network: nn.Module) -> dict[str, Tensor]:
