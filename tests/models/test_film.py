@@ -61,8 +61,8 @@ def loops(network: FiLMNetwork, images: Tensor, norms: dict[str, Norm], *, repea
     else:  # MAC's backbone has tests of its own
         maps = list(images if seen.backbone is None else seen.backbone(images))
         assert network.stem is not None
-        layer = Layer.of(network.stem[0])  # type: ignore[arg-type]
-        stem = [Convolution(layer, norms["stem.1"], stride=1, padding=1)]
+        layer = Layer.of(network.stem.convolution)
+        stem = [Convolution(layer, norms["stem.norm"], stride=1, padding=1)]
     blocks = [
         FiLMBlock(Layer.of(part.project), Layer.of(part.convolution), norms[f"blocks.{i}.norm"])
         for i, part in enumerate(network.blocks)
@@ -183,7 +183,7 @@ def test_features_are_refused_by_the_preset_for_pixels() -> None:
 
 def test_images_of_which_nothing_would_be_left_are_refused() -> None:
     """Four convolutions of 4×4 with stride 2 need 16×16 pixels."""
-    with pytest.raises(InputError, match="images are 15×16; .* needs at least 16×16"):
+    with pytest.raises(InputError, match=r"images are 15×16; .* needs at least 16×16"):
         FiLMNetwork(OWN, data_spec(True, 15, 16))
     network = network_for(OWN, data_spec(True, 16, 16))
     assert network(images_of(data_spec(True, 16, 16)), padded(QUESTIONS)).shape == (6, 4)

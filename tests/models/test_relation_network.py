@@ -62,7 +62,7 @@ def loops(network: RelationNetwork, images: Tensor, norms: dict[str, Norm]) -> T
     seen = network.image.maps
     if seen.own is not None:
         maps = scaled(images)
-        convolutions = strided_convolutions(seen.own, norms, "image.maps.own")  # type: ignore[arg-type]
+        convolutions = strided_convolutions(seen.own, norms, "image.maps.own")
     else:  # MAC's backbone has tests of its own
         maps = list(images if seen.backbone is None else seen.backbone(images))
         convolutions = strided_convolutions(network.image.reduce, norms, "image.reduce")  # type: ignore[arg-type]

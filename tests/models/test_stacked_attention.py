@@ -55,7 +55,7 @@ def loops(network: StackedAttentionNetwork, images: Tensor) -> tuple[Tensor, lis
         lstms=Recurrent.of(network.question.lstm),
         reduce=Layer.of(network.reduce),
         glimpses=[
-            Glimpse(Layer.of(part.image), Layer.of(part.query), Layer.of(part.score))  # type: ignore[arg-type]
+            Glimpse(Layer.of(part.image), Layer.of(part.query), Layer.of(part.score))
             for part in network.attention
         ],
         output=[Layer.of(network.output[0]), Layer.of(network.output[2])],  # type: ignore[arg-type]
