@@ -208,6 +208,7 @@ class FiLMNetwork(nn.Module):
 TRAINING = TrainingSpec(
     paper=Recipe(lr=3e-4, weight_decay=1e-5, clip=0, ema=0, epochs=80),
     fast={**FAST, "weight_decay": 0},
+    humans={"trainable": ("generator",)},  # as in training, but for the parts that see
 )
 FILM = System(
     name="film",

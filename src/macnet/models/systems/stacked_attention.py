@@ -14,7 +14,7 @@ Layers are initialised as torch initialises them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
@@ -23,9 +23,8 @@ from torch import Tensor, nn
 from macnet.data.spec import DataSpec
 from macnet.models.layers import compute_dtype
 from macnet.models.mac import StepTrace, check_group_sizes
-from macnet.models.recipe import Recipe
-from macnet.models.system import System, TrainingSpec
-from macnet.models.systems.baselines import LSTMConfig, lstm_encoder
+from macnet.models.system import System
+from macnet.models.systems.baselines import TRAINING, LSTMConfig, lstm_encoder
 from macnet.models.systems.inputs import FeatureMaps, check_questions
 
 
@@ -114,6 +113,6 @@ SA_MLP = System(
     build=StackedAttentionNetwork,
     presets={"sa-mlp": StackedAttentionConfig()},
     # 400,000 iterations of 64 questions in clevr-iep's example.
-    training=TrainingSpec(paper=Recipe(lr=5e-4, clip=0, ema=0, epochs=36)),
+    training=replace(TRAINING, paper=replace(TRAINING.paper, epochs=36)),
     trace=StackedAttentionNetwork.trace,
 )
