@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from macnet.models.systems.relation_network import RelationNetwork, RelationNetworkConfig
 from torch import Tensor
 from torch.nn import functional as F
 
 from macnet.data.spec import DataSpec
 from macnet.errors import InputError
 from macnet.models.registry import find_preset
+from macnet.models.systems.relation_network import RelationNetwork, RelationNetworkConfig
 from system_loops import (
     QUESTIONS,
     Layer,

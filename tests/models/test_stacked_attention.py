@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from macnet.models.systems.stacked_attention import (
-    StackedAttentionConfig,
-    StackedAttentionNetwork,
-)
 from torch import Tensor
 
 from macnet.data.spec import DataSpec
 from macnet.errors import InputError
+from macnet.models.systems.stacked_attention import (
+    StackedAttentionConfig,
+    StackedAttentionNetwork,
+)
 from system_loops import (
     QUESTIONS,
     Glimpse,
