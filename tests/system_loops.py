@@ -432,7 +432,7 @@ def assert_refuses_bad_inputs(network: nn.Module, sizes: DataSpec) -> None:
         (images, questions[:, :0], r"questions are \(6, 0\); they must be \(B, words\)"),
     ]
     if sizes.pixels:
-        wrong.append((images / 255, questions, "of torch.float32; they must be .* of torch.uint8"))
+        wrong.append((images / 255, questions, "of torch.float32; they must be .*of torch.uint8"))
     for call in (network, network.literal):
         for bad_images, bad_questions, message in wrong:
             with pytest.raises(InputError, match=message) as caught:
