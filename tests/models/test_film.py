@@ -7,19 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from macnet.models.systems.film import FiLMConfig, FiLMNetwork
 from torch import Tensor
 
 from macnet.data.spec import DataSpec
 from macnet.errors import InputError
 from macnet.models.registry import find_preset
-from system_loops import (
+from macnet.models.systems.film import FiLMConfig, FiLMNetwork
+from system_checks import (
     QUESTIONS,
-    Convolution,
-    FiLMBlock,
-    Layer,
-    Norm,
-    Recurrent,
     assert_answers_stand_alone,
     assert_learns_64_questions,
     assert_refuses_bad_inputs,
@@ -27,14 +22,13 @@ from system_loops import (
     assert_same_with_gradients,
     count_parameters,
     data_spec,
-    film,
     images_of,
     norms_of,
     padded,
-    scaled,
     strided_convolutions,
     with_random_state,
 )
+from system_loops import Convolution, FiLMBlock, Layer, Norm, Recurrent, film, scaled
 
 SMALL = FiLMConfig(embedding=5, units=6, channels=4, blocks=3, pooled=7, hidden=8)
 OWN = replace(SMALL, cnn="own")

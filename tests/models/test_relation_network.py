@@ -14,11 +14,8 @@ from macnet.data.spec import DataSpec
 from macnet.errors import InputError
 from macnet.models.registry import find_preset
 from macnet.models.systems.relation_network import RelationNetwork, RelationNetworkConfig
-from system_loops import (
+from system_checks import (
     QUESTIONS,
-    Layer,
-    Norm,
-    Recurrent,
     assert_answers_stand_alone,
     assert_learns_64_questions,
     assert_refuses_bad_inputs,
@@ -29,11 +26,10 @@ from system_loops import (
     images_of,
     norms_of,
     padded,
-    relation_network,
-    scaled,
     strided_convolutions,
     with_random_state,
 )
+from system_loops import Layer, Norm, Recurrent, relation_network, scaled
 from transcription import assert_close
 
 SMALL = RelationNetworkConfig(objects=4, embedding=5, units=6, g=7, g_layers=3, f=8)

@@ -14,11 +14,8 @@ from macnet.models.systems.stacked_attention import (
     StackedAttentionConfig,
     StackedAttentionNetwork,
 )
-from system_loops import (
+from system_checks import (
     QUESTIONS,
-    Glimpse,
-    Layer,
-    Recurrent,
     assert_answers_stand_alone,
     assert_learns_64_questions,
     assert_refuses_bad_inputs,
@@ -28,9 +25,9 @@ from system_loops import (
     images_of,
     padded,
     running_statistics,
-    stacked_attention,
     with_random_state,
 )
+from system_loops import Glimpse, Layer, Recurrent, stacked_attention
 from transcription import assert_close
 
 SMALL = StackedAttentionConfig(embedding=5, units=6, layers=2, hidden=7, attention=8, glimpses=2)
