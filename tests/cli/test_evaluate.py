@@ -204,8 +204,12 @@ def test_of_people_the_paper_has_two_numbers(
     assert main(lstm) == 0
     assert "In the paper: LSTM in table 1." in capsys.readouterr().out
     tuned = ["train", str(small), "--images", str(small / "data"), "--from", "run", "--out"]
-    assert main([*tuned, "tuned", *size.split()]) == 0
+    assert main([*tuned, "tuned", "--recipe", "humans", *size.split()]) == 0
     said = capsys.readouterr().out
+    assert "recipe humans with changes" in said
+    before, after = (load_trained(here / name).weights for name in ("run", "tuned"))
+    for name, weight in before.items():  # the published fine-tuning is of one part only
+        assert weight.equal(after[name]) == (not name.startswith("question.")), name
     assert load_trained(here / "tuned").share == 1
     assert re.search(r"Overall .* 27\.5 +36\.5", said)
     assert main([*tuned, "part", "--subset-questions", "0.5", *size.split()]) == 0
@@ -405,7 +409,7 @@ def test_the_network_that_comes_with_macnet(
     monkeypatch.setattr(checkpoint, "SHIPPED", looking / "cnn.safetensors")
     assert sentence(capsys, "evaluate", "--attention") == (
         f"{looking}/cnn.safetensors: it is of the system cnn-lstm, which has no attention to "
-        "show; take a network of the system mac"
+        "show; take a network of the system mac or sa-mlp"
     )
 
 

@@ -84,7 +84,7 @@ def test_a_flag_without_its_value_is_for_the_parser_to_refuse() -> None:
 
 def test_unknown_names() -> None:
     assert wanted("--preset", "mac2").startswith("`preset` is 'mac2'; choose one of paper,")
-    assert wanted("--recipe", "slow") == "`recipe` is 'slow'; choose paper or fast"
+    assert wanted("--recipe", "slow") == "`recipe` is 'slow'; choose paper, fast or humans"
     assert wanted("--ablation", "w/ luck").startswith("`ablation` is 'w/ luck'; choose one of")
     assert wanted("--preset", "lstm", "--ablation", "w/ memory gate") == (
         "`ablation` is 'w/ memory gate', but the paper ablates only MAC"

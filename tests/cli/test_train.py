@@ -185,7 +185,12 @@ def test_a_folder_with_a_run(made: Path, data: Path, capsys: pytest.CaptureFixtu
     ("options", "expected"),
     [
         ("--preset nets", "--preset is 'nets'; choose one of paper, pixels,"),
-        ("--recipe slow", "--recipe is 'slow'; choose paper or fast"),
+        ("--recipe slow", "--recipe is 'slow'; choose paper, fast or humans"),
+        (
+            "--recipe humans",
+            "--recipe is humans, which fine-tunes a trained network; give it as --from",
+        ),
+        ("--preset q-type --recipe humans", "--recipe is humans, but no fine-tuning on CLEVR-Hum"),
         ("--model.d -3", "--model.d is -3; it must be a whole number from 1"),
         ("--recipe.lr nan", "--recipe.lr is nan; it must be a number from 0"),
         ("--overrides o.toml", "o.toml: there is no such file"),
@@ -264,7 +269,7 @@ def test_help_shows_the_preset_that_is_asked_for(capsys: pytest.CaptureFixture[s
     assert f"{uniform}-1.0)" in shown["reference"]
     assert "--model.image" not in shown["paper"]
     of_recipes = shown["paper"].partition("--recipe NAME")[2].partition("--overrides")[0]
-    assert {"paper", "fast"} <= set(re.findall(r"[\w-]+", of_recipes))
+    assert {"paper", "fast", "humans"} <= set(re.findall(r"[\w-]+", of_recipes))
 
 
 def test_help_shows_the_usual_options_and_help_all_shows_all(

@@ -19,14 +19,15 @@ from macnet.models.norm import BatchNorm2d
 from macnet.models.systems.baselines import (
     CNNLSTMConfig,
     CNNLSTMNetwork,
-    LastStateEncoder,
     LSTMConfig,
     LSTMNetwork,
+    lstm_encoder,
 )
 
 SMALL = {"embedding": 12, "units": 10, "hidden": 32}
 FEATURES: dict[str, Any] = {"pixels": False, "channels": 6, "height": 5, "width": 4}
 PICTURES: dict[str, Any] = {"pixels": True, "channels": 3, "height": 18, "width": 24}
+SPEC = DataSpec(9, 4, 0, **FEATURES)
 
 
 def seeing(image: dict[str, Any], *, vocabulary: int = 9, answers: int = 4) -> CNNLSTMNetwork:
@@ -76,7 +77,7 @@ questions = st.lists(st.lists(st.integers(1, 8), min_size=1, max_size=7), min_si
 @given(questions, st.integers(0, 3))
 def test_a_question_is_the_state_at_its_last_word(asked: list[list[int]], extra: int) -> None:
     """Each alone, by the layers of torch; no padding and no neighbour changes it."""
-    encoder = LastStateEncoder(LSTMConfig(**SMALL), vocabulary=9).double()
+    encoder = lstm_encoder(LSTMConfig(**SMALL), SPEC).double()
     for words, found in zip(asked, encoder(padded(asked, extra)), strict=True):
         states, _ = encoder.lstm(encoder.embedding(torch.tensor([words])))
         torch.testing.assert_close(found, states[0, -1], rtol=1e-12, atol=1e-12)
@@ -91,7 +92,7 @@ def test_the_network_is_its_layers_for_each_question_of_an_image(image: dict[str
         maps = images[[b // 3]]
         if image["pixels"]:
             maps = maps.permute(0, 3, 1, 2).double() / 255 * 2 - 1
-            for layer in network.image.maps or ():
+            for layer in network.image.maps.backbone or ():
                 maps = layer(maps)
         maps = F.max_pool2d(network.image.reduce(maps.double()).relu(), 2)
         whole = torch.cat([network.question(words[None]), maps.reshape(1, -1)], dim=1)
@@ -101,7 +102,7 @@ def test_the_network_is_its_layers_for_each_question_of_an_image(image: dict[str
 
 def test_words_start_normal_and_padding_at_zero() -> None:
     torch.manual_seed(0)
-    weight = LastStateEncoder(LSTMConfig(), vocabulary=93).embedding.weight.detach()
+    weight = lstm_encoder(LSTMConfig(), SPEC._replace(vocabulary=93)).embedding.weight.detach()
     assert weight[PAD].eq(0).all()
     assert abs(weight[1:].mean()) < 0.03  # 27,600 numbers: five standard errors
     assert abs(weight[1:].std() - 1) < 0.03

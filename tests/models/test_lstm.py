@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from macnet.models.layers import can_use_triton
-from macnet.models.lstm import BiLSTM, torch_bilstm
+from macnet.models.lstm import BiLSTM, torch_lstm
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -156,7 +156,7 @@ def test_the_kernels_equal_torchs_lstm(
     lengths[-1] = 2  # so that the recurrent weights have a gradient even in a batch of one
     lstm, x = network(inputs, units).to("cuda", parameters), x.to(parameters).requires_grad_()
     exact = [a.detach().double().requires_grad_() for a in (x, *lstm.parameters())]
-    expected = results(lambda: torch_bilstm(exact[0], lengths, *exact[1:]), exact)
+    expected = results(lambda: torch_lstm(exact[0], lengths, *exact[1:]), exact)
     with torch.autocast("cuda", torch.bfloat16, enabled=parameters == torch.float32):
         run = results(lambda: lstm(x, lengths), [x, *lstm.parameters()])
 

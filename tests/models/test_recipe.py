@@ -35,7 +35,7 @@ def test_the_fast_recipe() -> None:
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_every_system_can_be_taught(system: str) -> None:
     training = SYSTEMS[system].training
-    for name in ("paper", "fast"):
+    for name in ("paper", "fast", *(["humans"] if training.humans is not None else [])):
         for stage in training.stages:
             assert isinstance(stage.recipe(training.find_recipe(name)), Recipe)
 
@@ -58,6 +58,8 @@ def test_every_system_can_be_taught(system: str) -> None:
         ({"epochs": 0}, r"`recipe\.epochs` is 0; it must be above 0"),
         ({"validate_every": 0.0}, r"`recipe\.validate_every` is 0\.0; it must be above 0"),
         ({"jitter": 1.5}, r"`recipe\.jitter` is 1\.5; it must be 1 at most"),
+        ({"rotation": 181}, r"`recipe\.rotation` is 181; it must be 180 at most"),
+        ({"rotation": -1.0}, r"`recipe\.rotation` is -1\.0; it must be a number from 0"),
         ({"ema": 1.0}, r"`recipe\.ema` is 1\.0; it must be below 1"),
         ({"ema_warmup": 1}, r"`recipe\.ema_warmup` is 1; choose True or False"),
         ({"optimizer": "sgd"}, r"`recipe\.optimizer` is 'sgd'; choose one of adam, adamw"),
@@ -71,8 +73,32 @@ def test_what_no_recipe_has(changes: dict[str, Any], message: str) -> None:
 
 
 def test_an_unknown_recipe() -> None:
-    with pytest.raises(InputError, match="`recipe` is 'slow'; choose paper or fast"):
+    with pytest.raises(InputError, match="`recipe` is 'slow'; choose paper, fast or humans"):
         SYSTEMS["mac"].training.find_recipe("slow")
+
+
+@pytest.mark.parametrize("system", ["lstm", "cnn-lstm"])
+def test_baselines_fine_tune_the_question_encoder_on_clevr_humans(system: str) -> None:
+    training = SYSTEMS[system].training
+    paper, humans = training.paper, training.find_recipe("humans")
+    assert (humans.trainable, humans.lr, humans.patience) == (("question",), 1e-4, 0)
+    assert humans.images * humans.questions == 64
+    steps = -(-17_817 // 64)  # in an epoch
+    assert round(humans.epochs * steps) == 100_000
+    assert round(humans.validate_every * steps) == 500
+    assert (humans.clip, humans.ema, humans.schedule) == (paper.clip, paper.ema, paper.schedule)
+
+
+def test_mac_fine_tunes_with_the_papers_recipe() -> None:
+    assert SYSTEMS["mac"].training.find_recipe("humans") == Recipe()
+
+
+def test_a_system_without_published_fine_tuning() -> None:
+    message = (
+        "`recipe` is humans, but no fine-tuning .* give paper, and the parts .*`recipe.trainable`"
+    )
+    with pytest.raises(InputError, match=message):
+        SYSTEMS["q-type"].training.find_recipe("humans")
 
 
 def test_a_stage_changes_the_recipe_of_the_run() -> None:

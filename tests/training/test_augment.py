@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 import torch
 
 from macnet.models.recipe import Recipe
-from macnet.training.augment import augment
+from macnet.training.augment import augment, rotate
 
 
 def images(n: int = 40) -> torch.Tensor:
@@ -38,6 +41,52 @@ def test_each_image_is_shifted_as_a_whole_within_bounds() -> None:
     assert {-2, 2} <= {x for _, x in found}
 
 
+def test_images_turn_counterclockwise_about_their_center() -> None:
+    square = images()[:, :, :9].contiguous()
+    quarters = torch.arange(40) % 4
+    turned = rotate(square, 90.0 * quarters)
+    for before, after, k in zip(square, turned, quarters.tolist(), strict=True):
+        assert after.equal(before.rot90(k))
+    assert rotate(images(), torch.zeros(40)).equal(images())
+    assert rotate(images(), torch.full((40,), 180.0)).equal(images().flip(1, 2))
+
+
+def test_a_rotation_interpolates_and_repeats_the_edge() -> None:
+    """Against each pixel computed by itself, in an image that is not square."""
+    (image,), degrees = images(1), 20.0
+    (turned,) = rotate(image[None], torch.tensor([degrees]))
+    cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    at = image.double()
+    outside = 0
+    for i, j in itertools.product(range(9), range(12)):
+        y, x = i - 4, j - 5.5
+        row, column = sin * x + cos * y + 4, cos * x - sin * y + 5.5
+        outside += not (0 <= row <= 8 and 0 <= column <= 11)
+        row, column = min(max(row, 0), 8), min(max(column, 0), 11)
+        top, left = min(int(row), 7), min(int(column), 10)
+        down, right = row - top, column - left
+        upper, lower = ((1 - right) * at[r, left] + right * at[r, left + 1] for r in (top, top + 1))
+        wanted = (1 - down) * upper + down * lower
+        assert (turned[i, j] - wanted).abs().max() <= 0.5 + 1e-3
+    assert outside > 10
+
+
+def test_each_image_is_rotated_by_its_own_angle_within_bounds() -> None:
+    """A line from the center outwards shows the angle."""
+    size, most = 101, 30.0
+    line = torch.zeros((60, size, size, 3), dtype=torch.uint8)
+    line[:, 50, 60:] = 255
+    torch.manual_seed(2)
+    lit = augment(line, Recipe(rotation=most))[..., 0].double()
+    y = 50 - torch.arange(size, dtype=torch.float64)[:, None]
+    across, up = ((lit * place).sum((1, 2)) for place in (-y.T, y))
+    angles = torch.atan2(up, across).rad2deg()
+    assert angles.abs().max() < most + 0.5
+    assert angles.min() < -most + 5
+    assert angles.max() > most - 5
+    assert len(angles.round(decimals=2).unique()) > 50
+
+
 def test_brightness_and_contrast_change_within_bounds() -> None:
     grey = torch.arange(0, 256, dtype=torch.uint8)[None, None, :, None].expand(50, 1, 256, 3)
     torch.manual_seed(1)
@@ -52,8 +101,17 @@ def test_brightness_and_contrast_change_within_bounds() -> None:
     assert 133 < middle.max() <= 127.5 * 1.1 + 1
 
 
-@pytest.mark.parametrize("change", [{"shift": 3}, {"jitter": 0.2}, {"shift": 1, "jitter": 0.1}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shift": 3},
+        {"rotation": 2.8},
+        {"jitter": 0.2},
+        {"shift": 1, "rotation": 180, "jitter": 0.1},
+    ],
+)
 def test_images_stay_uint8(change: dict[str, float]) -> None:
     seen = augment(images(), Recipe(**change))  # type: ignore[arg-type]
     assert seen.shape == images().shape
+    assert seen.is_contiguous()
     assert seen.dtype == torch.uint8

@@ -67,6 +67,23 @@ def test_cosine(steps: int, per_epoch: int, warmup: float, lr: float) -> None:
             assert schedule.rate((steps + rising) // 2) == pytest.approx(lr / 2)
 
 
+def test_doubling() -> None:
+    """From a hundredth of the maximum, twice as much every 20 epochs, never above the maximum."""
+    schedule = Schedule(Recipe(schedule="doubling", lr=5e-4), steps=1750, steps_per_epoch=5)
+    rates = [schedule.rate(step) for step in range(1750)]
+    wanted = [5e-6, 1e-5, 2e-5, 4e-5, 8e-5, 1.6e-4, 3.2e-4]
+    for n, rate in enumerate(wanted):
+        assert rates[100 * n : 100 * (n + 1)] == pytest.approx([rate] * 100)
+    assert set(rates[700:]) == {5e-4}
+    assert schedule.rate(10**15) == 5e-4
+
+
+def test_warm_up_ends_where_doubling_starts() -> None:
+    schedule = Schedule(Recipe(schedule="doubling", warmup=0.5, lr=1.0), 1000, 10)
+    rates = [schedule.rate(step) for step in range(6)]
+    assert rates == pytest.approx([0.002, 0.004, 0.006, 0.008, 0.01, 0.01])
+
+
 @pytest.mark.parametrize("schedule", ["constant", "authors", "cosine"])
 def test_warm_up_ends(schedule: str) -> None:
     recipe = Recipe(schedule=schedule, warmup=0.5, lr=1.0)  # type: ignore[arg-type]

@@ -168,6 +168,26 @@ def test_parts_that_are_not_named_are_frozen() -> None:
     assert not torch.equal(before["embedding.weight"], network.embedding.weight), "free again"
 
 
+def test_batch_normalization_of_frozen_parts_follows_the_data() -> None:
+    """As in the published fine-tuning of FiLM on CLEVR-Humans."""
+
+    class Normalized(Toy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(len(ANSWERS))
+
+        def forward(self, images: Tensor, questions: Tensor) -> Tensor:
+            logits: Tensor = self.norm(super().forward(images, questions))
+            return logits
+
+    network = Normalized().double()
+    before = {name: tensor.clone() for name, tensor in network.norm.state_dict().items()}
+    learner = learn(Recipe(trainable=("embedding",)), network)
+    for of in (network, learner.ema_network()):
+        for name, tensor in of.get_submodule("norm").state_dict().items():
+            assert torch.equal(tensor, before[name]) == (name in ("weight", "bias")), name
+
+
 def test_a_part_that_is_not_there() -> None:
     with pytest.raises(InputError, match="'outpu', but the network has no such part; it has embed"):
         trainable_parameters(toy(), ("outpu",))

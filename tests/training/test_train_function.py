@@ -135,7 +135,7 @@ def test_the_trainer_is_shown_before_the_first_step(folder: Path) -> None:
         ({"preset": "nets"}, "`preset` is 'nets'; choose one of paper"),
         ({"model": {"depth": 3}}, "there is no field 'model.depth'; choose among d"),
         ({"model": Recipe()}, "`model` is Recipe.*; `preset` is paper, of a MACConfig"),
-        ({"recipe": "slow"}, "`recipe` is 'slow'; choose paper or fast"),
+        ({"recipe": "slow"}, "`recipe` is 'slow'; choose paper, fast or humans"),
         ({"recipe_changes": {"lr": -1}}, "`recipe.lr` is -1; it must be a number from 0"),
         ({"data": None, "split": "val"}, "`split` is given, but there is no `data`"),
         ({"world_seed": 2}, "`world_seed` is given, but .* is what to learn from"),

@@ -75,6 +75,17 @@ def test_a_graph_is_what_it_holds(precision: str, optimizer: str, tmp_path: Path
                 assert off <= 1e-2 * value.double().norm(), name
 
 
+def test_a_graph_holds_the_augmentation_of_images(tmp_path: Path) -> None:
+    """With nothing learned, it alone makes losses differ from step to step."""
+    same_batch = TrainingData(dataset(4), dataset(4))
+    for name, most in (("changed", 5), ("unchanged", 0)):
+        made = calm(lr=0.0, epochs=12, shift=most, rotation=most, jitter=most / 100)
+        Trainer(tmp_path / name, made, same_batch, device=torch.device("cuda")).train()
+    assert len({*recorded(tmp_path / "changed")}) == 12
+    low, *_, high = sorted(recorded(tmp_path / "unchanged"))
+    assert low == pytest.approx(high, rel=SAME)
+
+
 def test_a_gpu_learns_what_a_cpu_learns(tmp_path: Path) -> None:
     made = calm()
     found = losses(tmp_path / "gpu", made)

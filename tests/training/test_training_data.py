@@ -168,7 +168,7 @@ def test_a_batch_of_the_usual_size_is_filled_up() -> None:
     assert len(numbers) == 640
 
 
-@pytest.mark.parametrize("change", [{"shift": 1}, {"jitter": 0.1}])
+@pytest.mark.parametrize("change", [{"shift": 1}, {"rotation": 3.0}, {"jitter": 0.1}])
 def test_only_images_are_augmented(change: dict[str, Any]) -> None:
     features = replace(dataset(), images=np.zeros((12, 14, 14, 8), np.float16))
     with pytest.raises(InputError, match="the data are features; only images can be augmented"):

@@ -139,7 +139,7 @@ class FeatureEncoder(nn.Module):
         dtype = compute_dtype(next(self.parameters()))
         maps = maps.to(dtype, memory_format=torch.channels_last)
         if self.coordinates:
-            maps = torch.cat([maps, _coordinates(maps)], 1)
+            maps = torch.cat([maps, coordinates(maps)], 1)
         for convolution in (self.first, self.second):
             maps = F.elu(convolution(F.dropout(maps, self.rate, self.training)))
         return KnowledgeBase(maps.flatten(2).transpose(1, 2))  # (N, d, H, W) → (N, L, d)
@@ -223,7 +223,7 @@ def _conv(inputs: int, outputs: int, stride: int = 1, bias: bool = True) -> nn.C
     return layer
 
 
-def _coordinates(maps: Tensor) -> Tensor:
+def coordinates(maps: Tensor) -> Tensor:
     """The y and x of each cell of the grid, from −1 to 1: (N, 2, H, W)."""
     sides = (torch.linspace(-1, 1, n, device=maps.device, dtype=maps.dtype) for n in maps.shape[2:])
     return torch.stack(torch.meshgrid(*sides, indexing="ij")).expand(len(maps), -1, -1, -1)

@@ -1,4 +1,4 @@
-"""A bidirectional LSTM over the words of questions of different lengths.
+"""LSTMs over the words of questions of different lengths, in one direction or in both.
 
 `nn.LSTM` reads a padded question backwards from its padding, unless the questions are packed; and
 packing waits for the lengths on the host, which a CUDA graph cannot. Here each question is read
@@ -39,34 +39,48 @@ class BiLSTM(nn.Module):
         # x: (B, S, e)   lengths: (B) int64, each from 1 to S, on x's device
         # -> states (B, S, 2u): [forwards, backwards] at each word, zero at padding
         # -> last (B, 2u): [forwards at the last word, backwards at the first word]
-        weights = self.weight_x, self.weight_h, self.bias
-        dtype = compute_dtype(x)
-        tiles = self.weight_h.shape[-1] % 16 == 0  # tensor cores multiply in tiles of 16
-        if tiles and can_use_triton(x.device, dtype):
-            from macnet.models.kernels.lstm import bilstm
-
-            return bilstm(x, lengths, *weights, dtype)
-        return torch_bilstm(x, lengths, *weights)
+        return run_lstm(x, lengths, self.weight_x, self.weight_h, self.bias)
 
 
-def torch_bilstm(
+def run_lstm(
     x: Tensor, lengths: Tensor, weight_x: Tensor, weight_h: Tensor, bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The states and last states of `BiLSTM` by torch's own LSTM, once per direction."""
-    # x: (B, S, e)   lengths: (B)   weight_x: (2, 4u, e)   weight_h: (2, 4u, u)   bias: (2, 4u)
+    """The states (B, S, D·u) and last states (B, D·u) of an LSTM of D directions, 1 or 2."""
+    # x: (B, S, e)   lengths: (B)   weight_x: (D, 4u, e)   weight_h: (D, 4u, u)   bias: (D, 4u)
+    dtype = compute_dtype(x)
+    tiles = weight_h.shape[-1] % 16 == 0  # tensor cores multiply in tiles of 16
+    if tiles and can_use_triton(x.device, dtype):
+        from macnet.models.kernels.lstm import lstm
+
+        return lstm(x, lengths, weight_x, weight_h, bias, dtype)
+    # Autocast would have cuDNN take float16, in which small gradients vanish.
+    with torch.autocast(x.device.type, enabled=False):
+        states, last = torch_lstm(x.to(weight_x.dtype), lengths, weight_x, weight_h, bias)
+    return states.to(dtype), last.to(dtype)
+
+
+def torch_lstm(
+    x: Tensor, lengths: Tensor, weight_x: Tensor, weight_h: Tensor, bias: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The same by torch's own LSTM, once per direction."""
     position = torch.arange(x.shape[1], device=x.device)
-    is_pad = position >= lengths[:, None]  # (B, S)
-    # Each question's words in reverse, its padding still behind them; twice is no change.
-    turned = torch.where(is_pad, position, lengths[:, None] - 1 - position)[..., None]  # (B, S, 1)
+    is_pad = (position >= lengths[:, None])[..., None]  # (B, S, 1)
+    x = x.masked_fill(is_pad, 0)  # a gradient of 0 times NaN would be NaN
+    states = run_direction(x, weight_x[0], weight_h[0], bias[0])
+    last = states.take_along_dim(lengths[:, None, None] - 1, dim=1).squeeze(1)  # (B, u)
+    if len(weight_x) == 2:
+        turned = reversed_positions(lengths, x.shape[1])[..., None]
+        x = x.take_along_dim(turned, dim=1)
+        backwards = run_direction(x, weight_x[1], weight_h[1], bias[1])
+        backwards = backwards.take_along_dim(turned, dim=1)
+        states, last = torch.cat([states, backwards], -1), torch.cat([last, backwards[:, 0]], -1)
+    return states.masked_fill(is_pad, 0), last
 
-    x = x.masked_fill(is_pad[..., None], 0)  # a gradient of 0 times NaN would be NaN
-    forwards = run_direction(x, weight_x[0], weight_h[0], bias[0])
-    backwards = run_direction(x.take_along_dim(turned, dim=1), weight_x[1], weight_h[1], bias[1])
-    backwards = backwards.take_along_dim(turned, dim=1)
 
-    states = torch.cat([forwards, backwards], dim=-1).masked_fill(is_pad[..., None], 0)
-    final = forwards.take_along_dim(lengths[:, None, None] - 1, dim=1).squeeze(1)  # (B, u)
-    return states, torch.cat([final, backwards[:, 0]], dim=-1)
+def reversed_positions(lengths: Tensor, steps: int) -> Tensor:
+    """Each question's positions in reverse, its padding still behind them; twice is no change."""
+    position = torch.arange(steps, device=lengths.device)
+    return torch.where(position < lengths[:, None], lengths[:, None] - 1 - position, position)
 
 
 def run_direction(x: Tensor, weight_x: Tensor, weight_h: Tensor, bias: Tensor) -> Tensor:

@@ -32,6 +32,8 @@ class Recipe:
 
     shift: int = 0
     """Augmentation: the maximum random shift of images, in pixels."""
+    rotation: float = 0
+    """Augmentation: the maximum random rotation of images, each way, in degrees."""
     jitter: float = 0
     """Augmentation: the maximum random change of brightness and contrast, as a share."""
 
@@ -39,10 +41,11 @@ class Recipe:
     """adamw decouples weight decay from the gradient; muon makes steps of matrices orthogonal."""
     lr: float = 1e-4
     """The learning rate; where a schedule changes it, its maximum."""
-    schedule: Literal["constant", "authors", "cosine"] = "constant"
-    """The learning rate's: authors halves it when the loss stalls; cosine falls to zero."""
+    schedule: Literal["constant", "authors", "cosine", "doubling"] = "constant"
+    """The learning rate's: authors halves it when the loss stalls; cosine falls to zero; doubling
+    starts at a hundredth of its maximum and doubles every 20 epochs."""
     warmup: float = 0
-    """Epochs in which the learning rate rises linearly to its maximum."""
+    """Epochs in which the learning rate rises linearly from zero to that of the schedule."""
     weight_decay: float = 0
     """The coefficient of weight decay."""
     clip: float = 8
@@ -71,6 +74,8 @@ class Recipe:
                     raise InputError(f"`recipe.{name}` is {value!r}; it must be above 0")
         if self.jitter > 1:
             raise InputError(f"`recipe.jitter` is {self.jitter}; it must be 1 at most")
+        if self.rotation > 180:
+            raise InputError(f"`recipe.rotation` is {self.rotation}; it must be 180 at most")
         if self.ema >= 1:
             raise InputError(f"`recipe.ema` is {self.ema}; it must be below 1")
 

@@ -57,13 +57,22 @@ class TrainingSpec:
     """The recipe as published, with values of the authors' code, or ours, where none is."""
     fast: Mapping[str, Any] = field(default_factory=lambda: FAST)
     """What the recipe "fast" changes in it for a modern GPU."""
+    humans: Mapping[str, Any] | None = None
+    """What the published fine-tuning on CLEVR-Humans changes in it; None if none is published."""
     stages: tuple[Stage, ...] = (Stage(name="training"),)
 
     def find_recipe(self, name: str) -> Recipe:
-        """The recipe of that name, "paper" or "fast"."""
-        if name not in ("paper", "fast"):
-            raise InputError(f"`recipe` is {name!r}; choose paper or fast")
-        return self.paper if name == "paper" else replace(self.paper, **self.fast)
+        """The recipe of that name: "paper", "fast", or "humans" for fine-tuning."""
+        recipes = {"paper": {}, "fast": self.fast, "humans": self.humans}
+        if name not in recipes:
+            raise InputError(f"`recipe` is {name!r}; choose paper, fast or humans")
+        changes = recipes[name]
+        if changes is None:
+            raise InputError(
+                "`recipe` is humans, but no fine-tuning on CLEVR-Humans is published for this "
+                "system; give paper, and the parts to train as `recipe.trainable`"
+            )
+        return replace(self.paper, **changes)
 
 
 def forward_vqa(network: nn.Module, batch: Batch) -> Tensor:

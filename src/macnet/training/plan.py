@@ -82,7 +82,11 @@ def make_plan(
     if ablation is not None:
         config = system.ablate(config, ablation)
     if isinstance(recipe, str):
-        recipe = system.training.find_recipe(recipe)
+        name, recipe = recipe, system.training.find_recipe(recipe)
+        if name == "humans" and start is None:
+            raise InputError(
+                "`recipe` is humans, which fine-tunes a trained network; give it as `start`"
+            )
     if overrides is not None:
         config, recipe = apply_overrides(Path(overrides), config, recipe)
     if isinstance(model, Mapping):

@@ -116,7 +116,7 @@ def train(
         ablation: A row of the paper's table 2 by its label, such as "w/ memory gate".
         model: Single fields of the network, as in {"p": 4}; or a whole configuration.
         recipe: "paper" has the paper's values, and others where it gives none; "fast" is for a
-            modern GPU.
+            modern GPU; "humans" is the published fine-tuning of `start` on CLEVR-Humans.
         recipe_changes: Single fields of the recipe, as in {"lr": 1e-3}.
         overrides: A .toml or .json with tables "model" and "recipe"; single fields overrule it.
         start: A run, or its best.safetensors, to start from: its network and its vocabulary.

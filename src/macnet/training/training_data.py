@@ -114,11 +114,12 @@ class TrainingData:
                 f"`recipe.images` is {recipe.images}; it must be a multiple of the "
                 f"{distributed.size()} processes that share a batch"
             )
-        if (recipe.shift or recipe.jitter) and not self.data_spec().pixels:
-            raise InputError(
-                f"`recipe.shift` is {recipe.shift} and `recipe.jitter` {recipe.jitter}, but the "
-                "data are features; only images can be augmented"
-            )
+        for name in ("shift", "rotation", "jitter"):
+            if (value := getattr(recipe, name)) and not self.data_spec().pixels:
+                raise InputError(
+                    f"`recipe.{name}` is {value}, but the data are features; only images can be "
+                    "augmented"
+                )
         train = self.train
         if subset is not None:
             if isinstance(train, World):

@@ -1,4 +1,4 @@
-"""The bidirectional LSTM as Triton kernels, for both directions at once.
+"""The LSTM as Triton kernels, for both directions at once where it has two.
 
 What does not wait for the word before is done for all words in one product: first the inputs' part
 of the gates, and in the end the gradients of inputs and weights. In between, each step multiplies
@@ -53,7 +53,7 @@ FORWARD = Tiling(rows=64, units=32, depth=64, warps=4, stages=3, registers=168)
 BACKWARD = Tiling(rows=64, units=64, depth=64, warps=8, stages=4, registers=128)
 
 
-def bilstm(
+def lstm(
     x: Tensor,
     lengths: Tensor,
     weight_x: Tensor,
@@ -61,12 +61,12 @@ def bilstm(
     bias: Tensor,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """The states and last states of `lstm.BiLSTM`, computed in `dtype`."""
-    states, last = _BiLSTM.apply(x, lengths, weight_x, weight_h, bias, dtype)
+    """The states and last states of `lstm.run_lstm`, computed in `dtype`."""
+    states, last = _LSTM.apply(x, lengths, weight_x, weight_h, bias, dtype)
     return states, last
 
 
-class _BiLSTM(torch.autograd.Function):
+class _LSTM(torch.autograd.Function):
     """The steps, and the products before and after them."""
 
     @staticmethod
@@ -79,8 +79,8 @@ class _BiLSTM(torch.autograd.Function):
         bias: Tensor,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        # x: (B, S, e)   lengths: (B)   weight_x: (2, 4u, e)   weight_h: (2, 4u, u)   bias: (2, 4u)
-        (batch, steps, inputs), units = x.shape, weight_h.shape[-1]
+        # x: (B, S, e)   lengths: (B)   weight_x: (D, 4u, e)   weight_h: (D, 4u, u)   bias: (D, 4u)
+        (batch, steps, inputs), (directions, _, units) = x.shape, weight_h.shape
         ctx.inputs, ctx.dtypes = inputs, [a.dtype for a in (x, weight_x, weight_h, bias)]
 
         # Tensor cores want rows of a multiple of 8, say E. The columns that this adds are ones, of
@@ -90,23 +90,25 @@ class _BiLSTM(torch.autograd.Function):
         words = F.pad(x.to(dtype), (0, added), value=1.0)  # (B, S, E)
         words.masked_fill_(is_pad[..., None], 0)  # padding may be NaN, and 0 · NaN is no gradient
         weight_x = torch.cat([weight_x, bias[..., None]], dim=-1).to(dtype)
-        weight_x = F.pad(weight_x, (0, added - 1)).flatten(0, 1)  # (8u, E)
+        weight_x = F.pad(weight_x, (0, added - 1)).flatten(0, 1)  # (D·4u, E)
         weight_h = weight_h.to(dtype).contiguous()
 
         # The inputs' part of the gates.
-        gates = (words.flatten(0, 1) @ weight_x.T).view(batch, steps, 2, 4 * units)
-        states = gates.new_empty(batch, steps, 2 * units)
+        gates = (words.flatten(0, 1) @ weight_x.T).view(batch, steps, directions, 4 * units)
+        states = gates.new_empty(batch, steps, directions * units)
         slopes = None  # all that backward needs of a step
         if any(ctx.needs_input_grad):
-            slopes = gates.new_empty(batch, steps, 2, 6, units)
-        cells = gates.new_empty(batch, 2, units, dtype=torch.float32)  # carried from step to step
-        last = gates.new_empty(batch, 2 * units)
+            slopes = gates.new_empty(batch, steps, directions, 6, units)
+        cells = gates.new_empty(
+            batch, directions, units, dtype=torch.float32
+        )  # carried from step to step
+        last = gates.new_empty(batch, directions * units)
         lengths, order = lengths.sort(descending=True)
         arrays = gates, weight_h, states, slopes, cells, last
-        if persistent and persistent.count_groups(units, x.device):
+        if _is_persistent(weight_h):
             persistent.forward(*arrays, order, lengths)
         else:
-            grid, options = _tiles(FORWARD, batch, units, terms=units)
+            grid, options = _tiles(FORWARD, batch, weight_h, terms=units)
             with torch.cuda.device_of(x):
                 for t in range(steps):
                     _step[grid](*arrays, order, lengths, t, batch, steps, **options)
@@ -116,32 +118,36 @@ class _BiLSTM(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dstates: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
-        # dstates: (B, S, 2u)   dlast: (B, 2u)
+        # dstates: (B, S, D·u)   dlast: (B, D·u)
         words, weight_x, weight_h, states, slopes, order, lengths = ctx.saved_tensors
-        batch, steps, _, _, units = slopes.shape
+        batch, steps, directions, _, units = slopes.shape
         dstates, dlast = dstates.contiguous(), dlast.contiguous()
-        dgates = slopes.new_empty(batch, steps, 2, 4 * units)
-        dcells = slopes.new_empty(batch, 2, units, dtype=torch.float32)
+        dgates = slopes.new_empty(batch, steps, directions, 4 * units)
+        dcells = slopes.new_empty(batch, directions, units, dtype=torch.float32)
         arrays = slopes, weight_h, dstates, dlast, dgates, dcells
-        if persistent and persistent.count_groups(units, slopes.device):
+        if _is_persistent(weight_h):
             persistent.backward(*arrays, order, lengths)
         else:
-            grid, options = _tiles(BACKWARD, batch, units, terms=4 * units)
+            grid, options = _tiles(BACKWARD, batch, weight_h, terms=4 * units)
             with torch.cuda.device_of(slopes):
                 for t in reversed(range(steps)):
                     _step_backward[grid](*arrays, order, lengths, t, batch, steps, **options)
 
-        rows = dgates.view(-1, 8 * units)  # (B·S, 8u)
-        dweight_x = (rows.T @ words.flatten(0, 1)).view(2, 4 * units, -1)  # with the bias's
+        rows = dgates.view(batch * steps, -1)  # (B·S, D·4u)
+        dweight_x = (rows.T @ words.flatten(0, 1)).view(
+            directions, 4 * units, -1
+        )  # with the bias's
         dx = (rows @ weight_x).view_as(words) if ctx.needs_input_grad[0] else None
 
         # Each word met the state at the word that was read before it: of all words in a row, that
         # is one back forwards and one ahead backwards. Only the first word read met none.
-        dgates[:, 0, 0], dgates[:, -1, 1] = 0, 0
-        dz, h = dgates.view(-1, 2, 4 * units), states.view(-1, 2, units)  # (B·S, 2, …)
+        dz, h = dgates.view(-1, directions, 4 * units), states.view(-1, directions, units)
         dweight_h = torch.empty_like(weight_h)
+        dgates[:, 0, 0] = 0
         torch.mm(dz[1:, 0].T, h[:-1, 0], out=dweight_h[0])
-        torch.mm(dz[:-1, 1].T, h[1:, 1], out=dweight_h[1])
+        if directions == 2:
+            dgates[:, -1, 1] = 0
+            torch.mm(dz[:-1, 1].T, h[1:, 1], out=dweight_h[1])
 
         e, (x_dtype, weight_x_dtype, weight_h_dtype, bias_dtype) = ctx.inputs, ctx.dtypes
         return (
@@ -154,15 +160,23 @@ class _BiLSTM(torch.autograd.Function):
         )
 
 
+def _is_persistent(weight_h: Tensor) -> bool:
+    """Whether all steps are one launch."""
+    directions, _, units = weight_h.shape
+    return bool(persistent and directions == 2 and persistent.count_groups(units, weight_h.device))
+
+
 def _tiles(
-    tiling: Tiling, batch: int, units: int, terms: int
+    tiling: Tiling, batch: int, weight_h: Tensor, terms: int
 ) -> tuple[tuple[int, int, int], dict[str, int]]:
     """The grid of a step's programs, and the constants that they are compiled with."""
+    directions, _, units = weight_h.shape
     columns = _largest_power_of_two(units, tiling.units)
     depth = _largest_power_of_two(terms, tiling.depth)
     sizes = {"UNITS": units, "ROWS": tiling.rows, "COLUMNS": columns, "DEPTH": depth}
     limits = {"num_warps": tiling.warps, "num_stages": tiling.stages, "maxnreg": tiling.registers}
-    return (triton.cdiv(batch, tiling.rows), units // columns, 2), {**sizes, **limits}
+    grid = triton.cdiv(batch, tiling.rows), units // columns, directions
+    return grid, {"DIRECTIONS": directions, **sizes, **limits}
 
 
 def _largest_power_of_two(size: int, most: int) -> int:
@@ -180,11 +194,11 @@ def _load_questions(order_ptr, lengths_ptr, batch, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _word_rows(question, length, t, steps):
-    """Where a step's words are in (B, S, 2, …), when each pair (word, direction) is a row."""
+def _word_rows(question, length, t, steps, DIRECTIONS: tl.constexpr):
+    """Where a step's words are in (B, S, D, …), when each pair (word, direction) is a row."""
     direction = tl.program_id(2)
     turned = (direction == 1) & (t < length)
-    return (question * steps + tl.where(turned, length - 1 - t, t)) * 2 + direction  # (M)
+    return (question * steps + tl.where(turned, length - 1 - t, t)) * DIRECTIONS + direction  # (M)
 
 
 @triton.jit
@@ -194,17 +208,18 @@ def _tanh(x):
 
 @triton.jit(do_not_specialize=["t"])
 def _step(
-    gates_ptr,  # (B, S, 2, 4u), the inputs' part
-    weight_h_ptr,  # (2, 4u, u)
-    states_ptr,  # (B, S, 2, u), out, and in at the word before
-    slopes_ptr,  # (B, S, 2, 6, u), out, or None
-    cells_ptr,  # (B, 2, u), out, and in from the word before
-    last_ptr,  # (B, 2, u), out
+    gates_ptr,  # (B, S, D, 4u), the inputs' part
+    weight_h_ptr,  # (D, 4u, u)
+    states_ptr,  # (B, S, D, u), out, and in at the word before
+    slopes_ptr,  # (B, S, D, 6, u), out, or None
+    cells_ptr,  # (B, D, u), out, and in from the word before
+    last_ptr,  # (B, D, u), out
     order_ptr,  # (B)
     lengths_ptr,  # (B)
     t,
     batch,
     steps,
+    DIRECTIONS: tl.constexpr,
     UNITS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -213,12 +228,12 @@ def _step(
     """Read the t-th word of M = ROWS questions into U = COLUMNS units of one direction."""
     direction = tl.program_id(2)
     question, length, exists = _load_questions(order_ptr, lengths_ptr, batch, ROWS)
-    here = _word_rows(question, length, t, steps)
-    before = _word_rows(question, length, t - 1, steps)
+    here = _word_rows(question, length, t, steps, DIRECTIONS)
+    before = _word_rows(question, length, t - 1, steps, DIRECTIONS)
     reads = (t < length)[:, None]
     has_read = reads & (t > 0)
     unit = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None]  # (1, U)
-    carried = (question * 2 + direction)[:, None] * UNITS + unit  # (M, U)
+    carried = (question * DIRECTIONS + direction)[:, None] * UNITS + unit  # (M, U)
     # The four gates of these units side by side, so that one wide product makes them all.
     column = tl.arange(0, 4 * COLUMNS)[None]
     gate = column // COLUMNS * UNITS + tl.program_id(1) * COLUMNS + column % COLUMNS  # (1, 4U)
@@ -263,17 +278,18 @@ def _step(
 
 @triton.jit(do_not_specialize=["t"])
 def _step_backward(
-    slopes_ptr,  # (B, S, 2, 6, u)
-    weight_h_ptr,  # (2, 4u, u)
-    dstates_ptr,  # (B, S, 2, u)
-    dlast_ptr,  # (B, 2, u)
-    dgates_ptr,  # (B, S, 2, 4u), out, and in at the word after
-    dcells_ptr,  # (B, 2, u), out, and in from the word after
+    slopes_ptr,  # (B, S, D, 6, u)
+    weight_h_ptr,  # (D, 4u, u)
+    dstates_ptr,  # (B, S, D, u)
+    dlast_ptr,  # (B, D, u)
+    dgates_ptr,  # (B, S, D, 4u), out, and in at the word after
+    dcells_ptr,  # (B, D, u), out, and in from the word after
     order_ptr,  # (B)
     lengths_ptr,  # (B)
     t,
     batch,
     steps,
+    DIRECTIONS: tl.constexpr,
     UNITS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -282,12 +298,12 @@ def _step_backward(
     """The gradients at the t-th word of M = ROWS questions, for U = COLUMNS units."""
     direction = tl.program_id(2)
     question, length, exists = _load_questions(order_ptr, lengths_ptr, batch, ROWS)
-    here = _word_rows(question, length, t, steps)
-    after = _word_rows(question, length, t + 1, steps)
+    here = _word_rows(question, length, t, steps, DIRECTIONS)
+    after = _word_rows(question, length, t + 1, steps, DIRECTIONS)
     reads = (t < length)[:, None]
     will_read = (t + 1 < length)[:, None]
     unit = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None]  # (1, U)
-    carried = (question * 2 + direction)[:, None] * UNITS + unit  # (M, U)
+    carried = (question * DIRECTIONS + direction)[:, None] * UNITS + unit  # (M, U)
 
     # Loaded before the product, behind which the wait for them hides. Where no word is read the
     # slopes are 0, which makes the gradients 0 too: padding needs no mask.

@@ -1,0 +1,238 @@
+"""CNN+GRU+FiLM: feature-wise linear modulation (Perez et al., 2018).
+
+"Are there more cubes than yellow things?" The question does not attend to places; it changes how
+the image is seen. From the question, a GRU generates a factor γ and a summand β for each channel of
+each of four residual blocks: a channel for yellow can be turned up, one for spheres turned off.
+
+    x (B, 128, H, W)  the maps of each question's image;  B = N·G, G questions about each image
+
+    r = ReLU(conv1×1[x, coordinates])     x ← r + ReLU(γ ⊙ norm(conv3×3(r)) + β)
+
+Up to γ and β of the first block, maps are the same for all questions about an image, and are
+computed once. A convolution of [x, coordinates] is a sum of two, of which that of the coordinates
+is the same for all images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from macnet.configuration import REPEATS, SIZES, check_choice, check_count
+from macnet.data.spec import DataSpec
+from macnet.models.encoders import PAD, coordinates, embed_tokens, question_lengths
+from macnet.models.gru import gru_last_state
+from macnet.models.layers import compute_dtype
+from macnet.models.mac import check_group_sizes
+from macnet.models.norm import BatchNorm2d
+from macnet.models.recipe import FAST, Recipe
+from macnet.models.system import System, TrainingSpec
+from macnet.models.systems.inputs import FeatureMaps, StridedCNN, check_questions
+
+
+@dataclass(frozen=True, kw_only=True)
+class FiLMConfig:
+    """Options of FiLM; the defaults are as published."""
+
+    cnn: Literal["shared", "own"] = "shared"
+    """How pixels are seen: by MAC's residual backbone, or by the published CNN of its own."""
+    embedding: int = 200
+    """The dimension of word vectors."""
+    units: int = 4096
+    """Hidden units of the GRU."""
+    channels: int = 128
+    """Channels of the maps that are modulated."""
+    blocks: int = 4
+    """Number of residual blocks."""
+    pooled: int = 512
+    """Channels of the maps that are pooled into one vector."""
+    hidden: int = 1024
+    """Hidden units of the classifier."""
+
+    def __post_init__(self) -> None:
+        check_choice("cnn", Literal["shared", "own"], self.cnn)
+        for field in fields(self):
+            if field.name != "cnn":
+                most = REPEATS if field.name == "blocks" else SIZES
+                check_count(field.name, getattr(self, field.name), most)
+
+
+class Generator(nn.Module):
+    """The FiLM generator: question → γ and β (B, channels) of each block."""
+
+    def __init__(self, config: FiLMConfig, *, vocabulary: int) -> None:
+        super().__init__()
+        self.blocks = config.blocks
+        self.embedding = nn.Embedding(vocabulary, config.embedding, padding_idx=PAD)  # N(0, 1)
+        self.gru = nn.GRU(config.embedding, config.units, batch_first=True)
+        self.project = nn.Linear(config.units, 2 * config.blocks * config.channels)
+
+    def forward(self, tokens: Tensor) -> list[tuple[Tensor, Tensor]]:
+        # tokens: (B, S)
+        words = embed_tokens(self.embedding.weight, tokens)  # (B, S, embedding)
+        weights = self.gru.all_weights[0]
+        q = gru_last_state(words, question_lengths(tokens), *weights)  # (B, units)
+        # A block starts as if there were no question: what is generated is γ − 1.
+        pairs = self.project(q).unflatten(1, (self.blocks, 2, -1)).unbind(1)
+        return [(1 + delta, beta) for delta, beta in (pair.unbind(1) for pair in pairs)]
+
+
+class CoordinateConv2d(nn.Conv2d):
+    """A convolution of [x, the x and y of each cell, from −1 to 1]."""
+
+    def __init__(self, channels: int, outputs: int, kernel: int) -> None:
+        super().__init__(channels + 2, outputs, kernel, padding=kernel // 2)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """The sum of the convolutions of both; the second is the same for all maps."""
+        of_maps, of_places = self.weight.split((maps.shape[1], 2), dim=1)
+        places = F.conv2d(places_of(maps[:1]), of_places, self.bias, padding=self.padding)
+        return F.conv2d(maps, of_maps, padding=self.padding) + places
+
+    def literal(self, maps: Tensor) -> Tensor:
+        """The convolution as it is written."""
+        return super().forward(torch.cat([maps, places_of(maps)], 1))
+
+
+def places_of(maps: Tensor) -> Tensor:
+    """The x and y of each cell: (N, 2, H, W)."""
+    return coordinates(maps).flip(1)
+
+
+class Stem(nn.Module):
+    """Feature maps → maps (N, C, H, W) that can be modulated."""
+
+    def __init__(self, inputs: int, channels: int) -> None:
+        super().__init__()
+        self.convolution = CoordinateConv2d(inputs, channels, 3)
+        self.norm = BatchNorm2d(channels)
+
+    def forward(self, maps: Tensor, *, literal: bool = False) -> Tensor:
+        convolve = self.convolution.literal if literal else self.convolution
+        return F.relu(self.norm(convolve(maps)))
+
+
+class FiLMBlock(nn.Module):
+    """A residual block whose normalised maps are scaled by γ and shifted by β."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.project = CoordinateConv2d(channels, channels, 1)
+        self.convolution = nn.Conv2d(channels, channels, 3, padding=1)
+        self.norm = BatchNorm2d(channels, affine=False)
+
+    def forward(self, maps: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+        # maps: (N, C, H, W) or (B, C, H, W)   gamma, beta: (B, C) → (B, C, H, W)
+        r = F.relu(self.project(maps))
+        x = self.norm(self.convolution(r))
+        return modulate(r, x, gamma, beta)
+
+    def literal(self, maps: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+        """The same as published: (B, C, H, W) of each question."""
+        r = F.relu(self.project.literal(maps))
+        x = self.norm(self.convolution(r))
+        return r + F.relu(gamma[..., None, None] * x + beta[..., None, None])
+
+
+def modulate(r: Tensor, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
+    """r + ReLU(γ ⊙ x + β) of all questions: (N, C, H, W) and (B, C) → (B, C, H, W)."""
+    n, *shape = x.shape
+    gamma, beta = (part.view(n, -1, len(part[0]), 1, 1) for part in (gamma, beta))
+    return (r[:, None] + F.relu(torch.addcmul(beta, gamma, x[:, None]))).view(-1, *shape)
+
+
+class PooledClassifier(nn.Module):
+    """Maps (B, C, H, W) → 1×1 convolution → global max pooling → two layers → answers."""
+
+    def __init__(self, config: FiLMConfig, *, answers: int) -> None:
+        super().__init__()
+        self.project = CoordinateConv2d(config.channels, config.pooled, 1)
+        self.norm = BatchNorm2d(config.pooled)
+        self.hidden = nn.Linear(config.pooled, config.hidden)
+        self.hidden_norm = BatchNorm2d(config.hidden)
+        self.answers = nn.Linear(config.hidden, answers)
+
+    def forward(self, maps: Tensor, *, literal: bool = False) -> Tensor:
+        project = self.project.literal if literal else self.project
+        pooled = F.relu(self.norm(project(maps))).amax((2, 3))  # (B, pooled)
+        hidden = self.hidden_norm(self.hidden(pooled)[..., None, None]).flatten(1)
+        logits: Tensor = self.answers(F.relu(hidden))
+        return logits
+
+
+class FiLMNetwork(nn.Module):
+    """The image through blocks that the question modulates → answers."""
+
+    def __init__(self, config: FiLMConfig, data_spec: DataSpec) -> None:
+        super().__init__()
+        self.config = config
+        self.generator = Generator(config, vocabulary=data_spec.vocabulary)
+        own = StridedCNN(config.channels, kernel=4) if config.cnn == "own" else None
+        self.image = FeatureMaps(data_spec, own)
+        self.stem = None if own else Stem(self.image.channels, config.channels)
+        blocks = nn.ModuleList(FiLMBlock(config.channels) for _ in range(config.blocks))
+        self.blocks = cast(list[FiLMBlock], blocks)
+        self.classifier = PooledClassifier(config, answers=data_spec.answers)
+        for name, part in self.named_modules():
+            if isinstance(part, nn.Conv2d | nn.Linear) and not name.startswith("image.backbone"):
+                nn.init.kaiming_uniform_(part.weight)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, images: Tensor, questions: Tensor, *, literal: bool = False) -> Tensor:
+        # images: (N, channels, H, W), or (N, H, W, 3)   questions: (B, S) → (B, answers)
+        check_questions(questions)
+        check_group_sizes(len(questions), len(images))
+        films = self.generator(questions)
+        maps = self.image(images)
+        dtype = compute_dtype(next(self.classifier.parameters()))
+        maps = maps.to(dtype, memory_format=torch.channels_last)
+        if self.stem is not None:
+            maps = self.stem(maps, literal=literal)
+        if literal:
+            maps = maps.repeat_interleave(len(questions) // len(images), 0)
+        for block, (gamma, beta) in zip(self.blocks, films, strict=True):
+            maps = (block.literal if literal else block)(maps, gamma, beta)
+        logits: Tensor = self.classifier(maps, literal=literal)
+        return logits
+
+    def literal(self, images: Tensor, questions: Tensor) -> Tensor:
+        """The same logits as published, each question with its own maps; slow, to be compared."""
+        return self.forward(images, questions, literal=True)
+
+
+# Weight decay is of all parameters, and coupled: a part of the gradient.
+TRAINING = TrainingSpec(
+    paper=Recipe(lr=3e-4, weight_decay=1e-5, clip=0, ema=0, epochs=80),
+    fast={**FAST, "weight_decay": 0},
+    humans={"trainable": ("generator",)},  # as in training, but for the parts that see
+)
+FILM = System(
+    name="film",
+    table1_row="CNN+GRU+FiLM",
+    description="""\
+FiLM: the question scales and shifts channels of a CNN.
+A GRU reads the question; a linear layer turns its last state into a scale γ
+and a shift β for each channel of four residual blocks over the image. Their
+output is max-pooled and classified by an MLP. Perez et al. (2018), "FiLM:
+Visual Reasoning with a General Conditioning Layer".""",
+    build=FiLMNetwork,
+    presets={"film": FiLMConfig()},
+    training=TRAINING,
+)
+FILM_PIXELS = System(
+    name="film-pixels",
+    table1_row="CNN+GRU+FiLM‡",
+    description="""\
+FiLM with the CNN of its paper, for --size 224x224.
+Four strided convolutions see pixels; the rest is FiLM: a GRU reads the
+question, and generates a scale and a shift for each channel of four blocks.
+Perez et al. (2018), "FiLM: Visual Reasoning with a General Conditioning
+Layer".""",
+    build=FiLMNetwork,
+    presets={"film-pixels": FiLMConfig(cnn="own")},
+    training=TRAINING,
+)

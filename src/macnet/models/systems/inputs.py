@@ -1,0 +1,95 @@
+"""What the other systems of table 1 have in common: feature maps, and questions as one vector."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from macnet.data.spec import DataSpec
+from macnet.errors import InputError
+from macnet.models.config import WIDTHS
+from macnet.models.encoders import PAD, PixelBackbone, embed_tokens, question_lengths
+from macnet.models.layers import compute_dtype
+from macnet.models.lstm import run_lstm
+from macnet.models.norm import BatchNorm2d
+
+
+class StridedCNN(nn.Sequential):
+    """Pixels (N, 3, H, W) → maps of a 16th of their size, by four normalised convolutions."""
+
+    def __init__(self, width: int, kernel: int) -> None:
+        layers: list[nn.Module] = []
+        for inputs in (3, width, width, width):
+            convolution = nn.Conv2d(inputs, width, kernel, stride=2, padding=1)
+            layers += [convolution, BatchNorm2d(width), nn.ReLU()]
+        super().__init__(*layers)
+        self.width = width
+
+
+class FeatureMaps(nn.Module):
+    """Images as feature maps (N, C, H, W): ResNet features as they are, pixels through a CNN.
+
+    From pixels, every system has MAC's residual backbone, which is trained along with the rest: a
+    comparison is then one of reasoning, not of eyes. This is our addition, and a system that was
+    published with a CNN of its own has another preset with that.
+    """
+
+    def __init__(self, data_spec: DataSpec, own: StridedCNN | None = None) -> None:
+        """`own`: a CNN on pixels (N, 3, H, W) from 0 to 1, instead of MAC's backbone."""
+        super().__init__()
+        *_, pixels, channels, height, width = data_spec
+        if own is not None and not pixels:
+            raise InputError(
+                "the data are features, but this preset sees pixels by a CNN of its own; give "
+                "images, or take the preset without -pixels"
+            )
+        self.shape = (height, width, 3) if pixels else (channels, height, width)
+        self.backbone = PixelBackbone() if pixels and own is None else None
+        self.own = own
+        self.channels = own.width if own else WIDTHS[-1] if pixels else channels
+        """C, the number of channels of the maps."""
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, images: Tensor) -> Tensor:
+        # images: (N, channels, H, W), or (N, H, W, 3) of bytes
+        if images.shape[1:] != self.shape:
+            raise InputError(
+                f"images are {tuple(images.shape)}; this network was made for (images, "
+                f"{', '.join(map(str, self.shape))})"
+            )
+        maps: Tensor
+        if self.backbone is not None:
+            maps = self.backbone(images)
+        elif self.own is not None:
+            dtype = compute_dtype(next(self.own.parameters()))
+            maps = self.own(images.permute(0, 3, 1, 2).to(dtype) / 255)
+        else:
+            maps = images
+        return maps
+
+
+class LastStateEncoder(nn.Module):
+    """Word embeddings → unidirectional LSTM → the top layer's state at the last word."""
+
+    def __init__(self, *, vocabulary: int, embedding: int, units: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, embedding, padding_idx=PAD)  # N(0, 1)
+        self.lstm = nn.LSTM(embedding, units, layers, batch_first=True)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        # tokens: (B, S) → (B, units)
+        check_questions(tokens)
+        lengths = question_lengths(tokens)
+        states = embed_tokens(self.embedding.weight, tokens)  # (B, S, embedding)
+        # Not by torch's layer, which wants its weights in one piece of memory: those of a copy,
+        # such as a moving average, are not.
+        for weight_x, weight_h, bias_x, bias_h in self.lstm.all_weights:
+            weights = weight_x[None], weight_h[None], (bias_x + bias_h)[None]
+            states, last = run_lstm(states, lengths, *weights)  # (B, S, units), (B, units)
+        return last
+
+
+def check_questions(tokens: Tensor) -> None:
+    """Raise an InputError unless questions are a table of tokens."""
+    if tokens.dim() != 2 or not tokens.numel():
+        raise InputError(f"questions are {tuple(tokens.shape)}; they must be (B, words)")

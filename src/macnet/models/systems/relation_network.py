@@ -1,0 +1,216 @@
+"""CNN+LSTM+RN: the relation network of Santoro et al. (2017).
+
+"Is there a cube of the same size as the ball?" Every cell of a coarse grid is an object. One small
+network g, the same for all, looks at each pair of objects in the light of the question: do these
+two answer it? The sum of what it says about all pairs is the evidence, which f turns into answers.
+
+    o_i  (N, L, 26)  the L = 64 objects of an image: 24 channels and 2 coordinates
+    q    (B, 128)    the question, read backwards;  B = N·G, G questions about each image
+
+    answer = f(Σ_i Σ_j g(o_i, o_j, q)),  over all ordered pairs, those of an object with itself too
+
+The first layer of g is a sum of three products, W_1 o_i + W_2 o_j + W_q q, so that two are computed
+once per image and one per question; only their sum is of every pair. Layers are initialised as
+torch initialises them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from macnet.configuration import REPEATS, SIZES, check_choice, check_count
+from macnet.data.spec import DataSpec
+from macnet.errors import InputError
+from macnet.models.encoders import coordinates, question_lengths
+from macnet.models.layers import compute_dtype
+from macnet.models.lstm import reversed_positions
+from macnet.models.mac import check_group_sizes
+from macnet.models.norm import BatchNorm2d
+from macnet.models.recipe import FAST, Recipe
+from macnet.models.system import System, TrainingSpec
+from macnet.models.systems.inputs import (
+    FeatureMaps,
+    LastStateEncoder,
+    StridedCNN,
+    check_questions,
+)
+
+REACH = 4  # both public codes give coordinates from −4 to 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelationNetworkConfig:
+    """Options of the relation network; the defaults are as published, but for the CNN."""
+
+    cnn: Literal["shared", "own"] = "shared"
+    """How pixels are seen: by MAC's residual backbone, or by the published CNN of its own."""
+    objects: int = 24
+    """Channels of an object, besides its two coordinates."""
+    embedding: int = 32
+    """The dimension of word vectors."""
+    units: int = 128
+    """Hidden units of the LSTM."""
+    g: int = 256
+    """Hidden units of each of the layers of g."""
+    g_layers: int = 4
+    """Number of layers of g."""
+    f: int = 256
+    """Hidden units of the two hidden layers of f."""
+    dropout: float = 0.5
+    """The dropout rate in the second layer of f."""
+
+    def __post_init__(self) -> None:
+        check_choice("cnn", Literal["shared", "own"], self.cnn)
+        for field in fields(self):
+            if field.name not in ("cnn", "dropout"):
+                most = REPEATS if field.name == "g_layers" else SIZES
+                check_count(field.name, getattr(self, field.name), most)
+        if not (isinstance(self.dropout, int | float) and 0 <= self.dropout < 1):
+            raise InputError(f"dropout is {self.dropout!r}; it must be a number from 0 to below 1")
+
+
+class Objects(nn.Module):
+    """Images → objects (N, L, objects + 2): the cells of a grid, with their coordinates."""
+
+    def __init__(self, config: RelationNetworkConfig, data_spec: DataSpec) -> None:
+        super().__init__()
+        own = StridedCNN(config.objects, kernel=3) if config.cnn == "own" else None
+        self.maps = FeatureMaps(data_spec, own)
+        self.reduce: nn.Module | None = None
+        if own is None:
+            # Ours: the grid is halved and narrowed to be what the published CNN makes, 8×8×24.
+            narrow = nn.Conv2d(self.maps.channels, config.objects, 3, stride=2, padding=1)
+            self.reduce = nn.Sequential(narrow, BatchNorm2d(config.objects), nn.ReLU())
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, images: Tensor) -> Tensor:
+        maps = self.maps(images)
+        if self.reduce is not None:
+            dtype = compute_dtype(next(self.reduce.parameters()))
+            maps = self.reduce(maps.to(dtype, memory_format=torch.channels_last))
+        maps = torch.cat([maps, REACH * coordinates(maps)], 1)
+        return maps.flatten(2).transpose(1, 2)
+
+
+class Relation(nn.Module):
+    """g, summed over all pairs of objects."""
+
+    def __init__(self, config: RelationNetworkConfig) -> None:
+        super().__init__()
+        size = config.objects + 2
+        self.parts = size, size, config.units  # of a pair: o_i, o_j, q
+        widths = [sum(self.parts), *(config.g for _ in range(config.g_layers))]
+        layers = nn.ModuleList(nn.Linear(*sizes) for sizes in pairwise(widths))
+        self.layers = cast(list[nn.Linear], layers)
+
+    def forward(self, objects: Tensor, q: Tensor) -> Tensor:
+        # objects: (N, L, o)   q: (B, units) → (B, g)
+        n, cells, _ = objects.shape
+        first, *others = self.layers
+        of_i, of_j, of_q = first.weight.split(self.parts, dim=1)
+        pairs = F.linear(objects, of_i)[:, :, None] + F.linear(objects, of_j)[:, None]
+        asked = F.linear(q, of_q, first.bias).view(n, -1, 1, 1, len(of_q))
+        h = F.relu(pairs[:, None] + asked, inplace=True)  # (N, G, L, L, g)
+        for layer in others:
+            h = F.relu(layer(h), inplace=True)
+        # In the weights' precision: a sum of thousands loses what bfloat16 adds.
+        return h.view(len(q), cells * cells, -1).sum(1, dtype=first.weight.dtype)
+
+    def literal(self, objects: Tensor, q: Tensor) -> Tensor:
+        """The same as published: g of each pair, written out."""
+        objects = objects.repeat_interleave(len(q) // len(objects), 0)  # (B, L, o)
+        cells = objects.shape[1]
+        o_i = objects[:, :, None].expand(-1, -1, cells, -1)
+        o_j = objects[:, None].expand(-1, cells, -1, -1)
+        asked = q[:, None, None].expand(-1, cells, cells, -1)
+        h = torch.cat([o_i, o_j, asked.to(objects.dtype)], -1)  # (B, L, L, 2o + units)
+        for layer in self.layers:
+            h = F.relu(layer(h))
+        return h.sum((1, 2), dtype=self.layers[0].weight.dtype)
+
+
+class RelationNetwork(nn.Module):
+    """Objects and question → the sum of g over all pairs → f → answers."""
+
+    def __init__(self, config: RelationNetworkConfig, data_spec: DataSpec) -> None:
+        super().__init__()
+        self.config = config
+        self.question = LastStateEncoder(
+            vocabulary=data_spec.vocabulary,
+            embedding=config.embedding,
+            units=config.units,
+            layers=1,
+        )
+        self.image = Objects(config, data_spec)
+        self.g = Relation(config)
+        self.f = nn.Sequential(
+            nn.Linear(config.g, config.f),
+            nn.ReLU(),
+            nn.Linear(config.f, config.f),
+            nn.Dropout(config.dropout),
+            nn.ReLU(),
+            nn.Linear(config.f, data_spec.answers),
+        )
+
+    def forward(self, images: Tensor, questions: Tensor, *, literal: bool = False) -> Tensor:
+        # images: (N, channels, H, W), or (N, H, W, 3)   questions: (B, S) → (B, answers)
+        check_questions(questions)
+        check_group_sizes(len(questions), len(images))
+        # The question is read from its end: both public codes found that essential.
+        turned = reversed_positions(question_lengths(questions), questions.shape[1])
+        q = self.question(questions.take_along_dim(turned, 1))
+        relate = self.g.literal if literal else self.g
+        logits: Tensor = self.f(relate(self.image(images), q))
+        return logits
+
+    def literal(self, images: Tensor, questions: Tensor) -> Tensor:
+        """The same logits with every pair written out; slow, and there to be compared with."""
+        return self.forward(images, questions, literal=True)
+
+
+# The paper trains at 2.5e-4 with ten workers of 64 questions; no public code learns that way. This
+# is what those do that come nearest: 93.6% after 350 to 500 epochs.
+PAPER = Recipe(
+    images=640,
+    lr=5e-4,
+    schedule="doubling",
+    weight_decay=1e-4,
+    clip=50,
+    ema=0,
+    epochs=500,
+    patience=0,
+)
+QUICK = {**FAST, "images": 64, "weight_decay": 0}
+RN = System(
+    name="rn",
+    table1_row="CNN+LSTM+RN†‡",
+    description="""\
+Relation network: it compares every pair of image cells.
+Objects are image cells with their coordinates. An MLP g takes each pair of
+them with the question, which an LSTM reads in reverse; an MLP f classifies
+the sum of g over all pairs. Santoro et al. (2017), "A simple neural network
+module for relational reasoning".""",
+    build=RelationNetwork,
+    presets={"rn": RelationNetworkConfig()},
+    training=TrainingSpec(paper=PAPER, fast=QUICK),
+)
+RN_PIXELS = System(
+    name="rn-pixels",
+    table1_row="CNN+LSTM+RN†‡",
+    description="""\
+RN with the small CNN and augmentation of its paper.
+Four strided convolutions see pixels, which are shifted and rotated at random;
+the rest is RN: an MLP g over all pairs of cells with the question, and an
+MLP f over their sum. Santoro et al. (2017), "A simple neural network module
+for relational reasoning".""",
+    build=RelationNetwork,
+    presets={"rn-pixels": RelationNetworkConfig(cnn="own")},
+    # Images are padded by 8 and cropped at random, then turned by up to 0.05 radians.
+    training=TrainingSpec(paper=replace(PAPER, shift=8, rotation=2.865), fast=QUICK),
+)
