@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from macnet.models.layers import can_use_triton
-from macnet.models.lstm import BiLSTM, torch_lstm
+from macnet.models.lstm import BiLSTM, run_lstm, torch_lstm
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -66,6 +66,16 @@ def test_torchs_lstm_equals_the_equations() -> None:
     expected = results(lambda: literal(lstm, x, lengths), leaves)
     for found, wanted in zip(results(lambda: lstm(x, lengths), leaves), expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_one_direction_is_the_first_of_two() -> None:
+    torch.manual_seed(2)
+    lstm = network(5, 4)
+    x, lengths = questions(6, 7, 5)
+    states, last = run_lstm(x, lengths, *(weight[:1] for weight in lstm.parameters()))
+    both = lstm(x, lengths)
+    torch.testing.assert_close(states, both[0][..., :4])
+    torch.testing.assert_close(last, both[1][..., :4])
 
 
 @settings(max_examples=20, deadline=None)
@@ -167,6 +177,24 @@ def test_the_kernels_equal_torchs_lstm(
     is_pad = torch.arange(steps, device="cuda") >= lengths[:, None]
     assert not run[0][is_pad].any()
     assert not run[2][is_pad].any()
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("units", [128, 256, 48])
+def test_the_kernels_of_one_direction_equal_torchs_lstm(units: int) -> None:
+    torch.manual_seed(5)
+    x, lengths = (a.cuda() for a in questions(130, 12, 20))
+    lengths[-1] = 2
+    one = [w[:1] for w in network(20, units).cuda().parameters()]
+    exact = [a.detach().requires_grad_() for a in (x, *one)]
+    single = [a.detach().float().requires_grad_() for a in exact]
+    expected = results(lambda: torch_lstm(exact[0], lengths, *exact[1:]), exact)
+    with torch.autocast("cuda", torch.bfloat16):
+        run = results(lambda: run_lstm(single[0], lengths, *single[1:]), single)
+    assert run[0].dtype == run[1].dtype == torch.bfloat16
+    for found, wanted in zip(run, expected, strict=True):
+        assert off_by(found, wanted) <= 2e-2
 
 
 @pytest.mark.gpu

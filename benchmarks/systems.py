@@ -1,0 +1,120 @@
+"""Questions per second of training the other systems of table 1, beside their plain forms.
+
+    python benchmarks/systems.py --out results/systems_speed_h200.json  # on a GPU
+
+A step is all of it, as `macnet train` does it with 64 images × 10 questions in bfloat16: networks,
+loss, backward pass and Adam, captured in a CUDA graph. Inputs are random 1024×14×14 features, or
+128×128 pixels; questions have the lengths of generated ones, padded to the longest of CLEVR. The
+plain form is `literal`, as published: an image for each question, every pair written out, torch's
+own LSTM and GRU over padded questions, without a CUDA graph, also in bfloat16.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from macnet.data.batches import Batch
+from macnet.data.spec import DataSpec
+from macnet.models import gru, lstm
+from macnet.models.objectives import answer_loss
+from macnet.models.registry import find_preset
+from macnet.training.step import Learner
+from model import ANSWERS, VOCABULARY, gpu_milliseconds, random_batch, where_time_goes
+from record import keep
+
+IMAGES, QUESTIONS = 64, 10
+FEATURES = DataSpec(VOCABULARY, ANSWERS, 13, pixels=False, channels=1024, height=14, width=14)
+PIXELS = DataSpec(VOCABULARY, ANSWERS, 13, pixels=True, channels=3, height=128, width=128)
+NETWORKS = {
+    "features": ["lstm", "cnn-lstm", "sa-mlp", "film", "rn"],
+    "pixels": ["cnn-lstm", "sa-mlp", "rn", "rn-pixels", "film", "film-pixels"],
+}
+
+
+class OneBatch:
+    """A source of batches that are all the same."""
+
+    steps = None
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+
+    def sample(self) -> tuple[Tensor, ...]:
+        """Nothing has to be copied to the device."""
+        return ()
+
+    def gather(self, sampled: tuple[Tensor, ...]) -> Batch:
+        """The batch."""
+        return self.batch
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def measure(name: str, spec: DataSpec, batch: Batch, logs: Path | None) -> dict[str, Any]:
+    """The speed of a preset's training, and of its plain form."""
+    system, config = find_preset(name)
+    torch.manual_seed(0)
+    changes: Any = {"images": IMAGES, "questions": QUESTIONS, "precision": "bfloat16"}
+    recipe = replace(system.training.paper, shift=0, rotation=0, **changes)
+    network = system.build(config, spec).cuda()
+    source: Any = OneBatch(batch)
+    make = partial(Learner, recipe=recipe, source=source, device=torch.device("cuda"))
+    found: dict[str, Any] = {"parameters": sum(p.numel() for p in network.parameters())}
+    if hasattr(network, "literal"):
+        plain = replace(system, forward=lambda net, b: net.literal(b.images, b.questions))
+        no_kernels = {"can_use_triton": lambda device, dtype: False}
+        with mock.patch.multiple(gru, **no_kernels), mock.patch.multiple(lstm, **no_kernels):
+            learner = make(network, partial(answer_loss, plain), capture=False)
+            found["plain_milliseconds"] = gpu_milliseconds(lambda: learner.step(0, 1e-4), 5)
+        del learner
+        torch.cuda.empty_cache()
+    learner = make(network, partial(answer_loss, system))
+    for _ in range(5):  # the graph is captured
+        learner.step(0, 1e-4)
+    torch.cuda.reset_peak_memory_stats()
+    fast = gpu_milliseconds(lambda: learner.step(0, 1e-4), 20)
+    count = IMAGES * QUESTIONS
+    found |= {"milliseconds": fast, "questions_per_second": count / fast * 1e3}
+    if "plain_milliseconds" in found:
+        found["plain_questions_per_second"] = count / found["plain_milliseconds"] * 1e3
+        found["times_the_plain"] = found["plain_milliseconds"] / fast
+    found["memory_gigabytes"] = torch.cuda.max_memory_allocated() / 1e9
+    file = logs and logs / f"kernels_{name}_{'pixels' if spec.pixels else 'features'}.txt"
+    found["milliseconds_of_kernels"] = where_time_goes(lambda: learner.step(0, 1e-4), file)
+    return {
+        key: round(value, 2 if value < 1e3 else None) if isinstance(value, float) else value
+        for key, value in found.items()
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--presets", nargs="+", help="some of them only")
+    parser.add_argument("--logs", type=Path, help="folder for the list of kernels")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    features, tokens, answers = random_batch(IMAGES, QUESTIONS, "cuda", torch.bfloat16)
+    lengths, index = (tokens != 0).sum(1), torch.arange(len(tokens), device="cuda")
+    pixels = torch.randint(0, 256, (IMAGES, 128, 128, 3), dtype=torch.uint8, device="cuda")
+    numbers: dict[str, dict[str, Any]] = {}
+    for kind, spec, images in (("features", FEATURES, features), ("pixels", PIXELS, pixels)):
+        batch = Batch(images, tokens, lengths, answers, answers, index, index)
+        for name in NETWORKS[kind]:
+            if not args.presets or name in args.presets:
+                numbers.setdefault(name, {})[kind] = measure(name, spec, batch, args.logs)
+                print(name, kind, numbers[name][kind], flush=True)
+    keep(
+        args.out,
+        f"questions/s of training, {IMAGES} images × {QUESTIONS} questions, bfloat16",
+        words_per_question=round((tokens != 0).sum().item() / len(tokens), 2),
+        **numbers,
+    )
