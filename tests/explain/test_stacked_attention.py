@@ -10,7 +10,7 @@ import pytest
 from macnet import devices
 from macnet.errors import InputError
 from macnet.explain.attention import measure_attention
-from macnet.explain.figure import FIGURE_WIDTH, GAP, MARGIN, draw_figure, draw_frames
+from macnet.explain.figure import GAP, IMAGE_WIDTH, MARGIN, draw_figure, draw_frames
 from macnet.explain.model import load
 from macnet.explain.overlay import overlay_attention
 from macnet.explain.page import make_page
@@ -27,8 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_glimpses_are_two_steps_without_words(run: Path) -> None:
-    panel = (FIGURE_WIDTH - GAP) // 2
-    image = np.random.default_rng(0).integers(0, 256, (400, panel, 3), dtype=np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (400, IMAGE_WIDTH, 3), dtype=np.uint8)
     explanation = load(run).explain(image, QUESTION)
     first, second = explanation.steps
     for step in (first, second):
@@ -36,12 +35,14 @@ def test_two_glimpses_are_two_steps_without_words(run: Path) -> None:
         assert step.image.sum() == pytest.approx(1)
         assert (step.words, step.self_attention, step.gate) == (None, None, None)
 
-    # Side by side, as wide as the figure, with nothing below.
+    # Side by side, as large as the image, with nothing below.
     figure = np.asarray(draw_figure(explanation))
     lit = [overlay_attention(image, step.image, explanation.centers) for step in (first, second)]
-    panels = figure[-MARGIN - len(image) : -MARGIN, MARGIN:-MARGIN]
     between = np.full((len(image), GAP, 3), 255)
-    assert np.array_equal(panels, np.hstack([lit[0], between, lit[1]]))
+    panels = np.hstack([lit[0], between, lit[1]])
+    bottom = figure[-MARGIN - len(image) : -MARGIN, MARGIN:]
+    assert np.array_equal(bottom[:, : panels.shape[1]], panels)
+    assert (bottom[:, panels.shape[1] :] == 255).all()
     assert len(draw_frames(explanation)) == 4
     page = make_page(explanation)
     assert "Step 2 of 2 looks at the " in page

@@ -54,7 +54,9 @@ def draw_figure(explanation: Explanation) -> Image.Image:
     image = _centered(_resized(explanation.image, IMAGE_WIDTH), IMAGE_WIDTH)
     text = _stack(SMALL_GAP, _question(reply, room, 40), _answer(reply, room))
     columns = 6 if len(explanation.steps) > 8 else min(4, max(2, len(explanation.steps)))
-    steps = _steps(explanation, (FIGURE_WIDTH + GAP) // columns - GAP, 24, brief=True)
+    # A panel is no wider than the image above it.
+    panel = min(IMAGE_WIDTH, (FIGURE_WIDTH + GAP) // columns - GAP)
+    steps = _steps(explanation, panel, 24, brief=True)
     rows = iter(lambda: list(islice(steps, columns)), [])
     parts = (_stack(GAP, *row, across=True) for row in ((image, text), *rows))
     return _with_margin(_stack(GAP, *parts), FIGURE_WIDTH)
