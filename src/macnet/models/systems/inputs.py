@@ -24,6 +24,8 @@ class StridedCNN(nn.Sequential):
             layers += [convolution, BatchNorm2d(width), nn.ReLU()]
         super().__init__(*layers)
         self.width = width
+        self.smallest = 16 if kernel == 4 else 1
+        """Pixels of the smallest side of which a cell is left."""
 
 
 class FeatureMaps(nn.Module):
@@ -43,6 +45,11 @@ class FeatureMaps(nn.Module):
                 "the data are features, but this preset sees pixels by a CNN of its own; give "
                 "images, or take the preset without -pixels"
             )
+        if own is not None and min(height, width) < own.smallest:
+            raise InputError(
+                f"images are {height}×{width}; the CNN of this preset needs at least "
+                f"{own.smallest}×{own.smallest}"
+            )
         self.shape = (height, width, 3) if pixels else (channels, height, width)
         self.backbone = PixelBackbone() if pixels and own is None else None
         self.own = own
@@ -61,6 +68,8 @@ class FeatureMaps(nn.Module):
         if self.backbone is not None:
             maps = self.backbone(images)
         elif self.own is not None:
+            if images.dtype != torch.uint8:
+                raise InputError(f"images are of {images.dtype}; they must be of torch.uint8")
             dtype = compute_dtype(next(self.own.parameters()))
             maps = self.own(images.permute(0, 3, 1, 2).to(dtype) / 255)
         else:
