@@ -28,7 +28,7 @@ from macnet.data.vocab import Vocabulary
 from macnet.errors import InputError, is_out_of_memory, not_finite_error
 from macnet.files import check_is_file, write_atomically
 from macnet.models.mac import StepTrace
-from macnet.models.registry import find_preset
+from macnet.models.registry import SYSTEMS, find_preset
 from macnet.models.system import System
 
 FORMAT = 2
@@ -153,9 +153,10 @@ class TrainedNetwork:
     ) -> Callable[[Tensor, Tensor], tuple[Tensor, list[StepTrace]]]:
         """The function from images and questions to logits and reasoning steps of the network."""
         if self.system.trace is None:
+            attending = " or ".join(s.name for s in SYSTEMS.values() if s.trace is not None)
             raise InputError(
                 f"{self.path}: it is of the system {self.system.name}, which has no attention to "
-                "show; take a MAC"
+                f"show; take a network of the system {attending}"
             )
         return partial(self.system.trace, network)
 

@@ -409,7 +409,7 @@ def test_the_network_that_comes_with_macnet(
     monkeypatch.setattr(checkpoint, "SHIPPED", looking / "cnn.safetensors")
     assert sentence(capsys, "evaluate", "--attention") == (
         f"{looking}/cnn.safetensors: it is of the system cnn-lstm, which has no attention to "
-        "show; take a MAC"
+        "show; take a network of the system mac or sa-mlp"
     )
 
 

@@ -60,6 +60,7 @@ def look(network: nn.Module, batch: Batch) -> Tensor:
 LOOKING = System(
     name="looks",
     table1_row="LSTM",
+    description="",
     build=lambda config, data_spec: Looks(),
     presets={},
     forward=look,

@@ -47,10 +47,10 @@ def holds(image: Image.Image, part: np.ndarray) -> bool:
 
 @pytest.mark.parametrize(
     ("steps", "across", "down"),
-    [(1, 4, 1), (4, 4, 1), (5, 4, 2), (9, 6, 2), (16, 6, 3)],
+    [(1, 2, 1), (2, 2, 1), (3, 3, 1), (4, 4, 1), (5, 4, 2), (9, 6, 2), (16, 6, 3)],
 )
 def test_every_step_has_a_panel(steps: int, across: int, down: int) -> None:
-    panel = (FIGURE_WIDTH + GAP) // across - GAP
+    panel = min(IMAGE_WIDTH, (FIGURE_WIDTH + GAP) // across - GAP)
     told = explanation(steps=steps, picture=(panel, 100))  # which is shown as it is
     figure = draw_figure(told)
     assert figure.width == FIGURE_WIDTH + 2 * MARGIN
@@ -95,7 +95,7 @@ def test_the_same_thought_is_the_same_file(tmp_path: Path) -> None:
 )
 def test_pictures_of_any_shape(size: tuple[int, int]) -> None:
     told = explanation(steps=2, picture=size)
-    assert draw_figure(told).height < 2200
+    assert draw_figure(told).height < 2250
     assert all(frame.width == FRAME_WIDTH + 2 * MARGIN for frame in draw_frames(told))
 
 
@@ -129,6 +129,16 @@ def test_what_a_network_lacks_is_left_out() -> None:
     assert heights[2] < min(heights[:2])
     assert max(heights) < whole.height
     assert draw_figure(explanation(steps=8, first=0)).size == whole.size  # recalls the beginning
+
+
+def test_an_animation_shows_the_question_where_no_word_is_attended_to() -> None:
+    told = explanation(steps=2, words=False, gate=False, first=None)
+    asked, *steps, _ = (np.asarray(frame) for frame in draw_frames(told))
+    rows, below = np.nonzero((asked < 255).any((1, 2)))[0], FRAME_WIDTH * 40 // 60 + 100
+    question = asked[below : rows[-1] + 1]
+    assert (question < 128).any()
+    for step in steps:
+        assert holds(Image.fromarray(step), question)
 
 
 def test_unknown_words_are_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from macnet.data.spec import DataSpec
 from macnet.errors import InputError
 from macnet.models.presets import PRESETS as MAC_PRESETS
 from macnet.models.registry import PRESETS, SYSTEMS, find_preset
+from macnet.models.system import System
 from macnet.paper import TABLE_1
 
 FEATURES = DataSpec(9, 4, 13, pixels=False, channels=6, height=4, width=5)
@@ -81,6 +83,22 @@ def test_a_baseline_is_in_table_1_as_published_only() -> None:
         assert system.find_row(config) == system.table1_row
         if name != "q-type":
             assert system.find_row(replace(config, units=7)) is None
+
+
+@pytest.mark.parametrize("system", SYSTEMS.values(), ids=SYSTEMS)
+def test_a_system_is_described_in_five_lines_with_its_paper(system: System) -> None:
+    lines = system.description.splitlines()
+    assert 2 <= len(lines) <= 5
+    assert max(map(len, lines)) <= 78
+    assert lines[0].endswith(".")
+    assert re.search(r"[\w.] \((19|20)\d\d\), \"\w", " ".join(lines))
+    assert [*system.summaries] == [*system.presets]
+    assert all(0 < len(summary) <= 57 for summary in system.summaries.values())
+
+
+def test_a_preset_without_a_line_is_an_error() -> None:
+    with pytest.raises(ValueError, match="`variants` must describe each preset"):
+        replace(SYSTEMS["mac"], variants={})
 
 
 def test_an_unknown_preset_is_refused_with_those_there_are() -> None:

@@ -50,7 +50,11 @@ class Toy(nn.Module):
 
 
 TOY = System(
-    name="toy", table1_row="MAC", build=lambda config, data_spec: Toy(), presets={"toy": None}
+    name="toy",
+    table1_row="MAC",
+    description="",
+    build=lambda config, data_spec: Toy(),
+    presets={"toy": None},
 )
 
 

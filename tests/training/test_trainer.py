@@ -149,6 +149,7 @@ class GuidedConfig:
 GUIDED = System(
     name="guided",
     table1_row="PG+EE (700K prog.)*",
+    description="",
     build=lambda config, data_spec: Guided(data_spec),
     presets={"guided": GuidedConfig()},
     forward=best_guess,

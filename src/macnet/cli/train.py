@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Sequence
 from functools import partial
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from macnet.cli.from_library import Option, make_command
@@ -29,6 +31,7 @@ METAVARS = {
 }
 
 
+PRESET = "The network and its configuration, one of the presets above."
 SIZE = "Width and height of images in pixels."
 NO_CAPTURE = "Do not capture steps as a CUDA graph, which is slower, to look for errors."
 
@@ -48,16 +51,14 @@ def command(arguments: Sequence[str], *, brief: bool) -> type:
     `brief`: only with the options that a short help shows.
     """
     from macnet.cli.main import with_flags
-    from macnet.models.registry import PRESETS
     from macnet.training import train as library
 
     chosen = choose(arguments)
     size = "{}x{}".format(*library.image_size(chosen.start))
-    preset = f"The network and its configuration, one of {', '.join(PRESETS)}."
     options = {
         **{name: Option(metavar=metavar) for name, metavar in METAVARS.items()},
         "data": Option(metavar="[DATA]"),
-        "preset": Option(type=str, metavar="NAME", default=chosen.preset, help=preset),
+        "preset": Option(type=str, metavar="NAME", default=chosen.preset, help=PRESET),
         "model": Option(type=type(chosen.model), default=chosen.model),
         "recipe": Option(type=str, metavar="NAME"),
         "recipe_changes": Option("recipe", type=type(chosen.recipe), default=chosen.recipe),
@@ -67,7 +68,24 @@ def command(arguments: Sequence[str], *, brief: bool) -> type:
     }
     hidden = ("on_start", *(ADVANCED if brief else ()))
     translate = partial(with_flags, given=["train"])
-    return make_command(library.train, _train, train.__doc__, translate, options, hidden)
+    preset_given = any(word.partition("=")[0] == "--preset" for word in arguments)
+    doc = _help(chosen.preset if preset_given else None)
+    return make_command(library.train, _train, doc, translate, options, hidden)
+
+
+def _help(preset: str | None) -> str:
+    """The description of the preset's system, if one is given; of `train`; of all presets."""
+    from macnet.models.registry import SYSTEMS, find_preset
+
+    # The parser joins the lines of a paragraph, except those that are indented.
+    about = ""
+    if preset is not None:
+        system = find_preset(preset).system
+        about = f"{system.label}:\n{indent(system.description, '  ')}\n\n"
+    presets = {k: v for system in SYSTEMS.values() for k, v in system.summaries.items()}
+    width = max(map(len, presets))
+    listed = "\n".join(f"  {name:{width}}  {summary}" for name, summary in presets.items())
+    return f"{about}{inspect.getdoc(train)}\n\nPresets:\n{listed}"
 
 
 def _train(given: dict[str, Any]) -> None:

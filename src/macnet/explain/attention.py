@@ -165,13 +165,16 @@ def _attention(objects: Mapping[str, Pointing]) -> Table:
 
 def _by_step(found: Agreement) -> Table:
     heads = "referenced\nobjects", "other\nobjects", "ground", "top object\nis referenced"
-    title = "Where steps point, %, and where they read"
-    table = _table(title, "step", *heads, "reads at\n(0 to 1)")
-    own = found.steps[NETWORK]
-    reading = [f"{position:.2f}" for position in found.positions[NETWORK]] or ["–"] * len(own)
+    own, positions = found.steps[NETWORK], found.positions[NETWORK]
+    if positions:
+        title = "Where steps point, %, and where they read"
+        table = _table(title, "step", *heads, "reads at\n(0 to 1)")
+    else:  # the network does not attend to words
+        table = _table("Where steps point, %", "step", *heads)
+    reading = [[f"{position:.2f}"] for position in positions] or [[] for _ in own]
     steps = zip(own, found.top_object_referenced[NETWORK], reading, strict=True)
     for number, (aims, top_referenced, position) in enumerate(steps, start=1):
-        table.add_row(f"{number:4}", *map(_percent, (*aims, top_referenced)), position)
+        table.add_row(f"{number:4}", *map(_percent, (*aims, top_referenced)), *position)
     table.add_section()
     for source, name in zip(SOURCES, ("all", *OTHER_SOURCES), strict=True):
         targets = found.steps[source]

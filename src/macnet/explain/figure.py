@@ -53,8 +53,10 @@ def draw_figure(explanation: Explanation) -> Image.Image:
     reply, room = explanation.reply, FIGURE_WIDTH - GAP - IMAGE_WIDTH
     image = _centered(_resized(explanation.image, IMAGE_WIDTH), IMAGE_WIDTH)
     text = _stack(SMALL_GAP, _question(reply, room, 40), _answer(reply, room))
-    columns = 4 if len(explanation.steps) <= 8 else 6
-    steps = _steps(explanation, (FIGURE_WIDTH + GAP) // columns - GAP, 24, brief=True)
+    columns = 6 if len(explanation.steps) > 8 else min(4, max(2, len(explanation.steps)))
+    # A panel is no wider than the image above it.
+    panel = min(IMAGE_WIDTH, (FIGURE_WIDTH + GAP) // columns - GAP)
+    steps = _steps(explanation, panel, 24, brief=True)
     rows = iter(lambda: list(islice(steps, columns)), [])
     parts = (_stack(GAP, *row, across=True) for row in ((image, text), *rows))
     return _with_margin(_stack(GAP, *parts), FIGURE_WIDTH)
@@ -88,7 +90,7 @@ def _steps(
 ) -> Iterator[Image.Image]:
     """Panels with the gate, the image, the words and the self-attention of each step.
 
-    `brief`: of the words only those with most of the attention.
+    `brief`: of the words only those with most of the attention; none, if none is attended to.
     """
     image = _resized(explanation.image, width)
     for number, step in enumerate(explanation.steps, 1):
@@ -99,6 +101,8 @@ def _steps(
             if brief:
                 words, shares = top_words(words, shares)
             parts.append(_words(words, shares, size, width))
+        elif not brief:
+            parts.append(_question(explanation.reply, width, size))
         if step.self_attention is not None and len(step.self_attention):
             parts.append(_self_attention(number, step.self_attention, width))
         yield _stack(SMALL_GAP, *parts)

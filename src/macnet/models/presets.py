@@ -131,6 +131,18 @@ def _build(config: MACConfig, data_spec: DataSpec) -> MACNetwork:
 MAC = System(
     name="mac",
     table1_row="MAC",
+    description="""\
+MAC by the paper's equations: twelve attention steps.
+In each step a control unit attends to the words of the question, a read unit
+to the image as control and memory direct it, and a write unit updates the
+memory. The answer is classified from question and memory. Hudson and Manning
+(2018), "Compositional Attention Networks for Machine Reasoning".""",
+    variants={
+        "pixels": "MAC from pixels with a CNN of its own, as it is shipped.",
+        "small": "A small MAC from pixels, which two CPU cores can train.",
+        "reference": "MAC as in the authors' code (args.txt).",
+        "reference-recurrent": "The same with a recurrent control (args1.txt).",
+    },
     build=_build,
     presets=PRESETS,
     # The paper fine-tunes on CLEVR-Humans, but says neither at what rate, nor for how long, nor

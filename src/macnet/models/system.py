@@ -94,10 +94,14 @@ class System:
     name: str
     table1_row: str | None = None
     """Its row in the paper's table 1; None if the paper does not have it."""
+    description: str
+    """What it does, and the paper it is from, in at most five lines; the first stands alone."""
     build: Callable[[Any, DataSpec], nn.Module]
     """The network for a configuration and the sizes of the data."""
     presets: Mapping[str, Any]
     """Its configurations, frozen dataclasses, by name; the first is the published one."""
+    variants: Mapping[str, str] = field(default_factory=dict)
+    """What each preset after the first is, in one line."""
     training: TrainingSpec = TrainingSpec()
     forward: Callable[[nn.Module, Batch], Tensor] = forward_vqa
     """Logits (B, answers) for a batch."""
@@ -119,11 +123,18 @@ class System:
             for row in rows:
                 if row not in (None, *table):
                     raise ValueError(f"{self.name}: the paper has no row {row!r}")
+        if [*self.variants] != [*self.presets][1:]:
+            raise ValueError(f"{self.name}: `variants` must describe each preset after the first")
 
     @property
     def label(self) -> str:
         """What reports call it: its row in the paper's table 1, else its name."""
         return self.table1_row or self.name
+
+    @property
+    def summaries(self) -> dict[str, str]:
+        """One line on each preset."""
+        return {next(iter(self.presets)): self.description.split("\n")[0], **self.variants}
 
     def find_row(self, config: Any) -> str | None:
         """The label of a configuration in the paper's tables 1 and 2, or None."""

@@ -155,6 +155,11 @@ TRAINING = TrainingSpec(  # of clevr-iep's code
 LSTM = System(
     name="lstm",
     table1_row="LSTM",
+    description="""\
+The question alone, without the image.
+A two-layer LSTM reads the question, and an MLP classifies its last state:
+what can be guessed without an image. Johnson et al. (2017), "Inferring and
+Executing Programs for Visual Reasoning".""",
     build=LSTMNetwork,
     presets={"lstm": LSTMConfig()},
     training=TRAINING,
@@ -162,6 +167,12 @@ LSTM = System(
 CNN_LSTM = System(
     name="cnn-lstm",
     table1_row="CNN+LSTM",
+    description="""\
+One vector for the question and one for the whole image.
+A two-layer LSTM reads the question. The image is reduced by a 1×1 convolution
+and max pooling, and flattened. An MLP classifies both vectors together.
+Johnson et al. (2017), "Inferring and Executing Programs for Visual
+Reasoning".""",
     build=CNNLSTMNetwork,
     presets={"cnn-lstm": CNNLSTMConfig()},
     training=TRAINING,

@@ -213,6 +213,12 @@ TRAINING = TrainingSpec(
 FILM = System(
     name="film",
     table1_row="CNN+GRU+FiLM",
+    description="""\
+FiLM: the question scales and shifts channels of a CNN.
+A GRU reads the question; a linear layer turns its last state into a scale γ
+and a shift β for each channel of four residual blocks over the image. Their
+output is max-pooled and classified by an MLP. Perez et al. (2018), "FiLM:
+Visual Reasoning with a General Conditioning Layer".""",
     build=FiLMNetwork,
     presets={"film": FiLMConfig()},
     training=TRAINING,
@@ -220,6 +226,12 @@ FILM = System(
 FILM_PIXELS = System(
     name="film-pixels",
     table1_row="CNN+GRU+FiLM‡",
+    description="""\
+FiLM with the CNN of its paper, for --size 224x224.
+Four strided convolutions see pixels; the rest is FiLM: a GRU reads the
+question, and generates a scale and a shift for each channel of four blocks.
+Perez et al. (2018), "FiLM: Visual Reasoning with a General Conditioning
+Layer".""",
     build=FiLMNetwork,
     presets={"film-pixels": FiLMConfig(cnn="own")},
     training=TRAINING,

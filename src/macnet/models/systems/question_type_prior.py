@@ -65,6 +65,12 @@ COUNTING = Stage(
 Q_TYPE = System(
     name="q-type",
     table1_row="Q-type baseline",
+    description="""\
+The most frequent answer to each type of question.
+It counts the answers to training questions by type, and takes neither words
+nor image. A type is the last function of a program, so programs are needed to
+answer. Johnson et al. (2017), "CLEVR: A Diagnostic Dataset for Compositional
+Language and Elementary Visual Reasoning".""",
     build=QuestionTypePrior,
     presets={"q-type": QuestionTypePriorConfig()},
     training=TrainingSpec(stages=(COUNTING,)),

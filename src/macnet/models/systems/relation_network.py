@@ -190,6 +190,12 @@ QUICK = {**FAST, "images": 64, "weight_decay": 0}
 RN = System(
     name="rn",
     table1_row="CNN+LSTM+RN†‡",
+    description="""\
+Relation network: it compares every pair of image cells.
+Objects are image cells with their coordinates. An MLP g takes each pair of
+them with the question, which an LSTM reads in reverse; an MLP f classifies
+the sum of g over all pairs. Santoro et al. (2017), "A simple neural network
+module for relational reasoning".""",
     build=RelationNetwork,
     presets={"rn": RelationNetworkConfig()},
     training=TrainingSpec(paper=PAPER, fast=QUICK),
@@ -197,6 +203,12 @@ RN = System(
 RN_PIXELS = System(
     name="rn-pixels",
     table1_row="CNN+LSTM+RN†‡",
+    description="""\
+RN with the small CNN and augmentation of its paper.
+Four strided convolutions see pixels, which are shifted and rotated at random;
+the rest is RN: an MLP g over all pairs of cells with the question, and an
+MLP f over their sum. Santoro et al. (2017), "A simple neural network module
+for relational reasoning".""",
     build=RelationNetwork,
     presets={"rn-pixels": RelationNetworkConfig(cnn="own")},
     # Images are padded by 8 and cropped at random, then turned by up to 0.05 radians.

@@ -110,6 +110,12 @@ class StackedAttentionNetwork(nn.Module):
 SA_MLP = System(
     name="sa-mlp",
     table1_row="CNN+LSTM+SA+MLP",
+    description="""\
+Two glimpses at the image, guided by the question.
+A two-layer LSTM reads the question. Each glimpse attends to image cells by
+the question and adds their weighted mean to it; an MLP classifies the result.
+Yang et al. (2016), "Stacked Attention Networks for Image Question Answering";
+the MLP is of Johnson et al. (2017).""",
     build=StackedAttentionNetwork,
     presets={"sa-mlp": StackedAttentionConfig()},
     # 400,000 iterations of 64 questions in clevr-iep's example.

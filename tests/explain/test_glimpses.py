@@ -1,0 +1,75 @@
+"""Stacked attention is explained by its glimpses; a system without attention is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from macnet import devices
+from macnet.errors import InputError
+from macnet.explain.attention import measure_attention
+from macnet.explain.figure import GAP, IMAGE_WIDTH, MARGIN, draw_figure, draw_frames
+from macnet.explain.model import load
+from macnet.explain.overlay import overlay_attention
+from macnet.explain.page import make_page
+from tiny_networks import HEIGHT, WIDTH, write_network
+
+QUESTION = "What color is the large sphere?"
+SMALL = {"embedding": 6, "units": 8}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A network with glimpses, which has learned nothing."""
+    return write_network(tmp_path_factory.mktemp("sa") / "run", preset="sa-mlp", model=SMALL)
+
+
+def test_two_glimpses_are_two_steps_without_words(run: Path) -> None:
+    image = np.random.default_rng(0).integers(0, 256, (400, IMAGE_WIDTH, 3), dtype=np.uint8)
+    explanation = load(run).explain(image, QUESTION)
+    first, second = explanation.steps
+    for step in (first, second):
+        assert step.image.shape == (-(-HEIGHT // 8), -(-WIDTH // 8))
+        assert step.image.sum() == pytest.approx(1)
+        assert (step.words, step.self_attention, step.gate) == (None, None, None)
+
+    # Side by side, as large as the image, with nothing below.
+    figure = np.asarray(draw_figure(explanation))
+    lit = [overlay_attention(image, step.image, explanation.centers) for step in (first, second)]
+    between = np.full((len(image), GAP, 3), 255)
+    panels = np.hstack([lit[0], between, lit[1]])
+    bottom = figure[-MARGIN - len(image) : -MARGIN, MARGIN:]
+    assert np.array_equal(bottom[:, : panels.shape[1]], panels)
+    assert (bottom[:, panels.shape[1] :] == 255).all()
+    assert len(draw_frames(explanation)) == 4
+    page = make_page(explanation)
+    assert "Step 2 of 2 looks at the " in page
+    assert " reads " not in page
+
+
+def test_its_attention_is_measured_without_words(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "choose_share_of_workers", lambda _: 0)  # they take seconds
+    report = measure_attention(run, world_images=2, world_seed=3, device="cpu")
+    assert [len(steps) for steps in report.agreement.steps.values()] == [2, 2, 2]
+    told = str(report)
+    assert told.startswith("What CNN+LSTM+SA+MLP attends to on val of the generated world 3")
+    assert "backwards" not in told
+    assert "reads at" not in told
+
+
+@pytest.mark.parametrize("preset", ["rn", "film"])
+def test_a_system_without_attention_is_refused_with_those_that_have_some(
+    preset: str, tmp_path: Path
+) -> None:
+    without = write_network(tmp_path / "run", preset=preset, model=SMALL)
+    refused = f"is of the system {preset}, which has no attention to show; take a network of "
+    for explain in (
+        lambda: load(without).explain(np.zeros((8, 8, 3), np.uint8), QUESTION),
+        lambda: measure_attention(without, device="cpu"),
+    ):
+        with pytest.raises(InputError, match=f"{refused}the system mac or sa-mlp"):
+            explain()
