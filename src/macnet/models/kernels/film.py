@@ -119,7 +119,9 @@ class _Modulate(torch.autograd.Function):
             _modulate_sums[batch, blocks](*of_x, sums, batch, groups, cells, channels, **sizes)
             dbeta, of_input = sums
             dgamma = (of_input - mean * dbeta) * inverse
-            constant, slope = _through_moments(gamma * dbeta, gamma * dgamma, mean, inverse, n * cells)
+            constant, slope = _through_moments(
+                gamma * dbeta, gamma * dgamma, mean, inverse, n * cells
+            )
             dx = torch.empty_like(x)
             dr = torch.empty_like(x) if groups > 1 else dout
             _modulate_backward[n, triton.cdiv(cells, CELLS), blocks](

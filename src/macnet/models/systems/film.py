@@ -22,11 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from macnet import distributed
 from macnet.configuration import REPEATS, SIZES, check_choice, check_count
 from macnet.data.spec import DataSpec
 from macnet.models.encoders import PAD, coordinates, embed_tokens, question_lengths
 from macnet.models.gru import gru_last_state
-from macnet.models.layers import compute_dtype
+from macnet.models.layers import can_use_triton, compute_dtype
 from macnet.models.mac import check_group_sizes
 from macnet.models.norm import BatchNorm2d
 from macnet.models.recipe import FAST, Recipe
@@ -128,14 +129,24 @@ class FiLMBlock(nn.Module):
     def forward(self, maps: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
         # maps: (N, C, H, W) or (B, C, H, W)   gamma, beta: (B, C) → (B, C, H, W)
         r = F.relu(self.project(maps))
-        x = self.norm(self.convolution(r))
-        return modulate(r, x, gamma, beta)
+        x = self.convolution(r)
+        if fuses_norm(self.norm, x):
+            from macnet.models.kernels import film as kernels
+
+            return kernels.modulate(r, x, self.norm, gamma, beta)
+        return modulate(r, self.norm(x), gamma, beta)
 
     def literal(self, maps: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
         """The same as published: (B, C, H, W) of each question."""
         r = F.relu(self.project.literal(maps))
         x = self.norm(self.convolution(r))
         return r + F.relu(gamma[..., None, None] * x + beta[..., None, None])
+
+
+def fuses_norm(norm: BatchNorm2d, maps: Tensor) -> bool:
+    """Whether a kernel does normalisation and what follows it; not over several processes."""
+    alone = distributed.size() == 1
+    return norm.training and alone and can_use_triton(maps.device, maps.dtype)
 
 
 def modulate(r: Tensor, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
@@ -157,8 +168,13 @@ class PooledClassifier(nn.Module):
         self.answers = nn.Linear(config.hidden, answers)
 
     def forward(self, maps: Tensor, *, literal: bool = False) -> Tensor:
-        project = self.project.literal if literal else self.project
-        pooled = F.relu(self.norm(project(maps))).amax((2, 3))  # (B, pooled)
+        x = (self.project.literal if literal else self.project)(maps)
+        if fuses_norm(self.norm, x) and not literal:
+            from macnet.models.kernels import film as kernels
+
+            pooled = kernels.pool(x, self.norm)  # (B, pooled)
+        else:
+            pooled = F.relu(self.norm(x)).amax((2, 3))
         hidden = self.hidden_norm(self.hidden(pooled)[..., None, None]).flatten(1)
         logits: Tensor = self.answers(F.relu(hidden))
         return logits
