@@ -11,7 +11,7 @@ over the cells of a question, G₀ = Σ g and G₁ = Σ g ⊙ x,
     dβ = G₀     dγ = (G₁ − μ G₀)/σ     dx = s ⊙ g − (m₀ + m₁ (x − μ)/σ)/σ
 
 where m₀ and m₁ are the means of γ g and of γ g (x − μ)/σ over all cells, because μ and σ depend on
-x as well. The pooled maps are max ReLU(s ⊙ x + o) over cells; there, g is zero in all cells but one.
+x as well. The pooled maps are max ReLU(s ⊙ x + o) over cells, where g is of one cell only.
 """
 
 # The arguments of Triton's kernels have no types.
