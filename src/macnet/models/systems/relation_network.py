@@ -28,7 +28,7 @@ from macnet.configuration import REPEATS, SIZES, check_choice, check_count
 from macnet.data.spec import DataSpec
 from macnet.errors import InputError
 from macnet.models.encoders import coordinates, question_lengths
-from macnet.models.layers import compute_dtype
+from macnet.models.layers import can_use_triton, compute_dtype
 from macnet.models.lstm import reversed_positions
 from macnet.models.mac import check_group_sizes
 from macnet.models.norm import BatchNorm2d
@@ -114,9 +114,19 @@ class Relation(nn.Module):
         n, cells, _ = objects.shape
         first, *others = self.layers
         of_i, of_j, of_q = first.weight.split(self.parts, dim=1)
-        pairs = F.linear(objects, of_i)[:, :, None] + F.linear(objects, of_j)[:, None]
-        asked = F.linear(q, of_q, first.bias).view(n, -1, 1, 1, len(of_q))
-        h = F.relu(pairs[:, None] + asked, inplace=True)  # (N, G, L, L, g)
+        a, b, asked = (
+            F.linear(objects, of_i),
+            F.linear(objects, of_j),
+            F.linear(q, of_q, first.bias),
+        )
+        if others and len(of_q) in (64, 128, 256) and can_use_triton(a.device, a.dtype):
+            from macnet.models.kernels.relation import sum_over_pairs
+
+            weights, biases = zip(*((layer.weight, layer.bias) for layer in others), strict=True)
+            return sum_over_pairs(a, b, asked, weights, biases).to(first.weight.dtype)
+        pairs = a[:, :, None] + b[:, None]
+        h = F.relu(pairs[:, None] + asked.view(n, -1, 1, 1, len(of_q)), inplace=True)
+        # h: (N, G, L, L, g)
         for layer in others:
             h = F.relu(layer(h), inplace=True)
         # In the weights' precision: a sum of thousands loses what bfloat16 adds.
