@@ -23,7 +23,7 @@ def gru_last_state(
     # lengths: (B) from 1 to S   weight_x: (3u, e)   weight_h: (3u, u)   biases: (3u)
     dtype = compute_dtype(x)
     weights = weight_x, weight_h, bias_x, bias_h
-    tiles = weight_h.shape[-1] % 128 == 0  # what a program of the kernels computes
+    tiles = weight_h.shape[-1] % 256 == 0  # what a program of the kernels computes
     if tiles and can_use_triton(x.device, dtype):
         from macnet.models.kernels.gru import gru
 

@@ -33,7 +33,7 @@ from macnet.models.kernels.lstm import _tanh
 
 ROWS = 128  # questions of a program
 FORWARD = {"ROWS": ROWS, "COLUMNS": 64, "DEPTH": 64, "num_warps": 8, "num_stages": 4}
-BACKWARD = {"ROWS": ROWS, "COLUMNS": 128, "DEPTH": 64, "num_warps": 8, "num_stages": 4}
+BACKWARD = {"ROWS": ROWS, "COLUMNS": 256, "DEPTH": 64, "num_warps": 8, "num_stages": 3}
 WEIGHTS = {"ROWS": 128, "COLUMNS": 256, "DEPTH": 64, "num_warps": 8, "num_stages": 4}
 PROGRAMS = 128  # that an H200 runs at once: with fewer tiles, several share one by its terms
 SHARES = 4  # the most that do

@@ -16,10 +16,12 @@ is the same for all images.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from macnet import distributed
@@ -92,11 +94,28 @@ class CoordinateConv2d(nn.Conv2d):
         """The sum of the convolutions of both; the second is the same for all maps."""
         of_maps, of_places = self.weight.split((maps.shape[1], 2), dim=1)
         places = F.conv2d(places_of(maps[:1]), of_places, self.bias, padding=self.padding)
-        return F.conv2d(maps, of_maps, padding=self.padding) + places
+        convolved = F.conv2d(maps, of_maps, padding=self.padding)
+        out: Tensor = _AddToEach.apply(convolved, places)  # type: ignore[no-untyped-call]
+        return out
 
     def literal(self, maps: Tensor) -> Tensor:
         """The convolution as it is written."""
         return super().forward(torch.cat([maps, places_of(maps)], 1))
+
+
+class _AddToEach(Function):
+    """Add one map to each of B; the gradient is a product, which is faster than a sum on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, maps: Tensor, added: Tensor) -> Tensor:
+        return maps + added
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dmaps: Tensor) -> tuple[Tensor, Tensor]:
+        rows = dmaps.permute(0, 2, 3, 1)  # (B, H, W, C), as channels are last in memory
+        total = rows.new_ones(1, len(rows)) @ rows.flatten(1)
+        return dmaps, total.view_as(rows[:1]).permute(0, 3, 1, 2)
 
 
 def places_of(maps: Tensor) -> Tensor:
