@@ -1,4 +1,4 @@
-"""The sum over all pairs of `relation_network.py` as Triton kernels, which reading and writing bind.
+"""The sum over all pairs of `relation_network.py` as Triton kernels; they are memory-bound.
 
 An array h (B, P, g) of all P = L² pairs of B questions is more than a gigabyte, so that what counts
 is how often one is read or written. Forwards each layer reads one and writes one, with bias and
