@@ -234,6 +234,7 @@ def relation_network(
     g: list[Layer],
     f: list[Layer],
     training: bool,
+    mean: bool,
     kept: Tensor | None = None,
 ) -> Tensor:
     """Logits of the questions; `kept` (B, units) is the dropout mask of f's second layer."""
@@ -252,6 +253,8 @@ def relation_network(
                 for layer in g:
                     pair = relu(layer(pair))
                 total = total + pair
+        if mean:
+            total = total / len(objects) ** 2
         hidden = f[1](relu(f[0](total)))
         if kept is not None:
             hidden = kept[b] * hidden

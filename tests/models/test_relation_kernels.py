@@ -51,14 +51,16 @@ def test_the_kernels_equal_every_pair_written_out(cells: int, g: int, layers: in
     expected = results(exact.literal, [*doubles, *exact.parameters()])
     leaves = [objects, q, *relation.parameters()]
     with torch.autocast("cuda", torch.bfloat16):
+        plain = results(relation.literal, leaves)
         found = results(relation, leaves)
         again = results(relation, leaves)
         with torch.no_grad():  # which keeps no layer's output
             alone = relation(objects, q)
     names = ["sum", "objects", "q", *dict(relation.named_parameters())]
-    for name, one, other, same in zip(names, found, expected, again, strict=True):
+    for name, one, other, same, rough in zip(names, found, expected, again, plain, strict=True):
         assert one.dtype == torch.float32
-        assert off_by(one, other) <= 2e-2, name
+        # What is near zero in bfloat16 passes a ReLU or not: torch's own products err by as much.
+        assert off_by(one, other) <= 1.2 * off_by(rough, other) + 2e-3, name
         assert torch.equal(one, same), name
     assert torch.equal(alone, found[0])
 

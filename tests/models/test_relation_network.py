@@ -33,7 +33,7 @@ from system_loops import Layer, Norm, Recurrent, relation_network, scaled
 from transcription import assert_close
 
 SMALL = RelationNetworkConfig(objects=4, embedding=5, units=6, g=7, g_layers=3, f=8)
-OWN = replace(SMALL, cnn="own")
+OWN = replace(SMALL, cnn="own", pooling="sum")
 FEATURES, PIXELS, OWN_PIXELS = (
     data_spec(False, 3, 5),
     data_spec(True, 18, 34),
@@ -75,6 +75,7 @@ def loops(network: RelationNetwork, images: Tensor, norms: dict[str, Norm]) -> T
         g=[Layer.of(layer) for layer in network.g.layers],
         f=[Layer.of(network.f[k]) for k in (0, 2, 5)],  # type: ignore[arg-type]
         training=network.training,
+        mean=network.config.pooling == "mean",
         kept=kept,
     )
 
@@ -117,6 +118,19 @@ def test_published_objects_and_parameters() -> None:
     assert count_parameters(network) == cnn + words + g + f == 484_548
 
 
+def test_sum_and_mean_start_as_the_same_network() -> None:
+    """They differ in the scale of f's first layer only."""
+    images, questions = images_of(FEATURES), padded(QUESTIONS)
+    one, other = (network_for_pooling(pooling) for pooling in ("sum", "mean"))
+    assert_close(one(images, questions), other(images, questions), "logits")
+    assert_close(other.f[0].weight, 6**2 * one.f[0].weight, "f's first layer")
+
+
+def network_for_pooling(pooling: Any) -> RelationNetwork:
+    torch.manual_seed(0)
+    return RelationNetwork(replace(SMALL, pooling=pooling), FEATURES).double().eval()
+
+
 def test_every_pair_counts_once() -> None:
     """Without a question, g of two cells that are swapped has the same sum."""
     network = network_for(SMALL, FEATURES)
@@ -155,7 +169,7 @@ def test_features_are_refused_by_the_preset_for_pixels() -> None:
         RelationNetwork(OWN, FEATURES)
 
 
-@pytest.mark.parametrize("field", sorted({*vars(SMALL)} - {"cnn", "dropout"}))
+@pytest.mark.parametrize("field", sorted({*vars(SMALL)} - {"cnn", "dropout", "pooling"}))
 @pytest.mark.parametrize("value", [0, 2.0, True, "3"])
 def test_a_bad_size_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(InputError, match=f"{field} is {value!r}; it must be a whole number from 1"):

@@ -85,7 +85,10 @@ def gru(
     (x_r, x_z, x_n), (h_r, h_z, h_n) = bias_x.chunk(3), bias_h.chunk(3)
     weight_x = torch.cat([w_r, w_z, torch.zeros_like(w_n), w_n])
     bias = torch.cat([x_r + h_r, x_z + h_z, h_n, x_n])
-    last: Tensor = _GRU.apply(x, lengths, weight_x, weight_h, bias, dtype)
+    inputs = x, lengths, weight_x, weight_h, bias
+    # Inside a Function nothing tells whether torch.no_grad is on.
+    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    last: Tensor = _GRU.apply(*inputs, dtype, keeps)
     return last
 
 
@@ -101,6 +104,7 @@ class _GRU(torch.autograd.Function):
         weight_h: Tensor,
         bias: Tensor,
         dtype: torch.dtype,
+        keeps: bool,
     ) -> Tensor:
         # x: (B, S, e)   lengths: (B)   weight_x: (4u, e)   weight_h: (3u, u)   bias: (4u)
         (batch, steps, inputs), units = x.shape, weight_h.shape[-1]
@@ -118,7 +122,7 @@ class _GRU(torch.autograd.Function):
         gates = words @ weight_x.T  # (S·B, 4u), the inputs' part
         before = gates.new_empty(steps * batch, units)  # the state before each word
         before[:batch] = 0
-        slopes = gates.new_empty(steps * batch, 5 * units) if any(ctx.needs_input_grad) else None
+        slopes = gates.new_empty(steps * batch, 5 * units) if keeps else None
         state = gates.new_zeros(batch, units, dtype=torch.float32)  # carried from step to step
         last = gates.new_empty(batch, units)
         grid = triton.cdiv(batch, ROWS), units // FORWARD["COLUMNS"]
@@ -164,6 +168,7 @@ class _GRU(torch.autograd.Function):
             dweight_x[:, :e].to(weight_x_dtype),
             dweight_h.to(weight_h_dtype),
             dweight_x[:, e].to(bias_dtype),
+            None,
             None,
         )
 

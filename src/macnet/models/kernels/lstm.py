@@ -62,7 +62,10 @@ def lstm(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """The states and last states of `lstm.run_lstm`, computed in `dtype`."""
-    states, last = _LSTM.apply(x, lengths, weight_x, weight_h, bias, dtype)
+    inputs = x, lengths, weight_x, weight_h, bias
+    # Inside a Function nothing tells whether torch.no_grad is on.
+    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    states, last = _LSTM.apply(*inputs, dtype, keeps)
     return states, last
 
 
@@ -78,6 +81,7 @@ class _LSTM(torch.autograd.Function):
         weight_h: Tensor,
         bias: Tensor,
         dtype: torch.dtype,
+        keeps: bool,
     ) -> tuple[Tensor, Tensor]:
         # x: (B, S, e)   lengths: (B)   weight_x: (D, 4u, e)   weight_h: (D, 4u, u)   bias: (D, 4u)
         (batch, steps, inputs), (directions, _, units) = x.shape, weight_h.shape
@@ -97,7 +101,7 @@ class _LSTM(torch.autograd.Function):
         gates = (words.flatten(0, 1) @ weight_x.T).view(batch, steps, directions, 4 * units)
         states = gates.new_empty(batch, steps, directions * units)
         slopes = None  # all that backward needs of a step
-        if any(ctx.needs_input_grad):
+        if keeps:
             slopes = gates.new_empty(batch, steps, directions, 6, units)
         cells = gates.new_empty(
             batch, directions, units, dtype=torch.float32
@@ -156,6 +160,7 @@ class _LSTM(torch.autograd.Function):
             dweight_x[..., :e].to(weight_x_dtype),
             dweight_h.to(weight_h_dtype),
             dweight_x[..., e].to(bias_dtype),
+            None,
             None,
         )
 

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from macnet.configuration import REPEATS, SIZES, check_count
 from macnet.data.spec import DataSpec
 from macnet.errors import InputError
-from macnet.models.encoders import PixelBackbone
 from macnet.models.layers import compute_dtype
 from macnet.models.mac import check_group_sizes
 from macnet.models.recipe import Recipe
@@ -55,9 +54,9 @@ class FlatImage(nn.Module):
 
     def __init__(self, config: CNNLSTMConfig, data_spec: DataSpec) -> None:
         super().__init__()
-        *_, pixels, _, height, width = data_spec
+        *_, height, width = data_spec
         self.maps = FeatureMaps(data_spec)
-        stride = PixelBackbone.STRIDE if pixels else 1
+        stride = self.maps.stride
         smallest = stride + 1
         if min(height, width) < smallest:
             raise InputError(

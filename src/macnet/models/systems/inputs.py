@@ -55,6 +55,8 @@ class FeatureMaps(nn.Module):
         self.own = own
         self.channels = own.width if own else WIDTHS[-1] if pixels else channels
         """C, the number of channels of the maps."""
+        self.stride = 16 if own else PixelBackbone.STRIDE if pixels else 1
+        """Pixels, or cells of features, to a cell of the maps."""
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> Tensor:

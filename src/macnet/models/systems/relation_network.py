@@ -10,12 +10,16 @@ two answer it? The sum of what it says about all pairs is the evidence, which f 
     answer = f(Σ_i Σ_j g(o_i, o_j, q)),  over all ordered pairs, those of an object with itself too
 
 The first layer of g is a sum of three products, W_1 o_i + W_2 o_j + W_q q, so that two are computed
-once per image and one per question; only their sum is of every pair. Layers are initialised as
-torch initialises them.
+once per image and one per question; only their sum is of every pair.
+
+The paper gives no initialisation. With torch's own, each layer of g and f weakens what depends on
+image and question against its bias, and the sum of thousands makes logits of twenty. So they have
+He's, without biases, and the first layer of f is divided by the number of pairs.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Literal, cast
@@ -46,7 +50,7 @@ REACH = 4  # both public codes give coordinates from −4 to 4
 
 @dataclass(frozen=True, kw_only=True)
 class RelationNetworkConfig:
-    """Options of the relation network; the defaults are as published, but for the CNN."""
+    """Options of the relation network; the defaults are as published, but for CNN and pooling."""
 
     cnn: Literal["shared", "own"] = "shared"
     """How pixels are seen: by MAC's residual backbone, or by the published CNN of its own."""
@@ -64,11 +68,18 @@ class RelationNetworkConfig:
     """Hidden units of the two hidden layers of f."""
     dropout: float = 0.5
     """The dropout rate in the second layer of f."""
+    pooling: Literal["sum", "mean"] = "mean"
+    """Whether what g says of all pairs is summed, as published, or averaged.
+
+    Either is the other with another first layer of f. But an optimizer's steps of that layer count
+    as often as there are pairs if it takes a sum, which only learning rates of 1e-5 forgive.
+    """
 
     def __post_init__(self) -> None:
         check_choice("cnn", Literal["shared", "own"], self.cnn)
+        check_choice("pooling", Literal["sum", "mean"], self.pooling)
         for field in fields(self):
-            if field.name not in ("cnn", "dropout"):
+            if field.name not in ("cnn", "dropout", "pooling"):
                 most = REPEATS if field.name == "g_layers" else SIZES
                 check_count(field.name, getattr(self, field.name), most)
         if not (isinstance(self.dropout, int | float) and 0 <= self.dropout < 1):
@@ -87,6 +98,9 @@ class Objects(nn.Module):
             # Ours: the grid is halved and narrowed to be what the published CNN makes, 8×8×24.
             narrow = nn.Conv2d(self.maps.channels, config.objects, 3, stride=2, padding=1)
             self.reduce = nn.Sequential(narrow, BatchNorm2d(config.objects), nn.ReLU())
+        stride = 2 * self.maps.stride if own is None else self.maps.stride
+        self.cells = math.prod(-(-side // stride) for side in data_spec[-2:])
+        """L, the number of objects."""
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -159,14 +173,22 @@ class RelationNetwork(nn.Module):
         )
         self.image = Objects(config, data_spec)
         self.g = Relation(config)
+        first = nn.Linear(config.g, config.f)
         self.f = nn.Sequential(
-            nn.Linear(config.g, config.f),
+            first,
             nn.ReLU(),
             nn.Linear(config.f, config.f),
             nn.Dropout(config.dropout),
             nn.ReLU(),
             nn.Linear(config.f, data_spec.answers),
         )
+        for part in (*self.g.modules(), *self.f.modules()):
+            if isinstance(part, nn.Linear):
+                nn.init.kaiming_uniform_(part.weight, nonlinearity="relu")
+                nn.init.zeros_(part.bias)
+        if config.pooling == "sum":
+            with torch.no_grad():
+                first.weight /= self.image.cells**2
 
     def forward(self, images: Tensor, questions: Tensor, *, literal: bool = False) -> Tensor:
         # images: (N, channels, H, W), or (N, H, W, 3)   questions: (B, S) → (B, answers)
@@ -176,7 +198,10 @@ class RelationNetwork(nn.Module):
         turned = reversed_positions(question_lengths(questions), questions.shape[1])
         q = self.question(questions.take_along_dim(turned, 1))
         relate = self.g.literal if literal else self.g
-        logits: Tensor = self.f(relate(self.image(images), q))
+        evidence = relate(self.image(images), q)  # (B, g)
+        if self.config.pooling == "mean":
+            evidence = evidence / self.image.cells**2
+        logits: Tensor = self.f(evidence)
         return logits
 
     def literal(self, images: Tensor, questions: Tensor) -> Tensor:
@@ -220,7 +245,7 @@ the rest is RN: an MLP g over all pairs of cells with the question, and an
 MLP f over their sum. Santoro et al. (2017), "A simple neural network module
 for relational reasoning".""",
     build=RelationNetwork,
-    presets={"rn-pixels": RelationNetworkConfig(cnn="own")},
+    presets={"rn-pixels": RelationNetworkConfig(cnn="own", pooling="sum")},
     # Images are padded by 8 and cropped at random, then turned by up to 0.05 radians.
     training=TrainingSpec(paper=replace(PAPER, shift=8, rotation=2.865), fast=QUICK),
 )
