@@ -1,4 +1,4 @@
-"""The sum over all pairs of `relation_network.py` as Triton kernels, which reading and writing bind.
+"""RN's sum over all pairs (`relation_network.py`) as Triton kernels, bound by memory.
 
 An array h (B, P, g) of all P = L² pairs of B questions is more than a gigabyte, so that what counts
 is how often one is read or written. Forwards each layer reads one and writes one, with bias and
@@ -251,10 +251,11 @@ def _layer_backward(
         dy = tl.load(dy_in + start, mask=exists, other=0.0)
         dx = tl.dot(dy, tl.load(weights_in + start * SIZE), dx)
     x = tl.load(x_ptr + rows + unit[None], mask=exists, other=0.0)
-    dx = tl.where(x <= 0, 0.0, dx)
-    tl.store(x_ptr + rows + unit[None], dx.to(x_ptr.dtype.element_ty), mask=exists)
+    dx = tl.where(x <= 0, 0.0, dx.to(x.dtype))  # rounded first: that takes fewer registers
+    tl.store(x_ptr + rows + unit[None], dx, mask=exists)
     if sums_ptr is not None:
-        tl.store(sums_ptr + tl.program_id(0).to(tl.int64) * SIZE + unit, tl.sum(dx, 0))
+        out = sums_ptr + tl.program_id(0).to(tl.int64) * SIZE + unit
+        tl.store(out, tl.sum(dx.to(tl.float32), 0))
 
 
 @triton.jit
