@@ -71,14 +71,12 @@ class _SumOverPairs(torch.autograd.Function):
                 is_last = k == len(weights) - 1
                 y = torch.empty_like(h) if keeps or not is_last else None
                 bias = layers[len(weights) + k].float().contiguous()
-                arrays = [h, weight, bias]
                 _layer[batch * tiles,](
-                    *(*arrays, y, sums if is_last else None, pairs), SIZE=g, **FORWARD
+                    *(h, weight, bias, y, sums if is_last else None, pairs), SIZE=g, **FORWARD
                 )
                 if keeps:
                     outputs.append(h)
-                if y is not None:
-                    h = y
+                h = y  # without gradients, this frees what the layer read
         if keeps:
             # Backward overwrites these, which tensors that autograd saves must not be.
             ctx.outputs = [*outputs, h]
