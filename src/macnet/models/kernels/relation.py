@@ -62,14 +62,14 @@ class _SumOverPairs(torch.autograd.Function):
         pairs = cells * cells
         tiles = triton.cdiv(pairs, FORWARD["ROWS"])
         sums = a.new_empty(batch, tiles, g, dtype=torch.float32)
-        outputs: list[Tensor] = []  # of each layer
+        outputs: list[Tensor | None] = []  # of each layer
         with torch.cuda.device_of(a):
-            h = a.new_empty(batch, pairs, g)
+            h: Tensor | None = a.new_empty(batch, pairs, g)
             arrays = [x.contiguous() for x in (a, b, q.to(a.dtype))]
             _add_pairs[batch * cells,](*arrays, h, cells, batch // n, SIZE=g, **PAIRS)
             for k, weight in enumerate(weights):
                 is_last = k == len(weights) - 1
-                y = torch.empty_like(h) if keeps or not is_last else None
+                y = a.new_empty(batch, pairs, g) if keeps or not is_last else None
                 bias = layers[len(weights) + k].float().contiguous()
                 _layer[batch * tiles,](
                     *(h, weight, bias, y, sums if is_last else None, pairs), SIZE=g, **FORWARD
