@@ -1,4 +1,4 @@
-"""The sum over all pairs of `relation_network.py` as Triton kernels; they are memory-bound.
+"""RN's sum over all pairs (`relation_network.py`) as Triton kernels, bound by memory.
 
 An array h (B, P, g) of all P = L² pairs of B questions is more than a gigabyte, so that what counts
 is how often one is read or written. Forwards each layer reads one and writes one, with bias and
@@ -62,23 +62,21 @@ class _SumOverPairs(torch.autograd.Function):
         pairs = cells * cells
         tiles = triton.cdiv(pairs, FORWARD["ROWS"])
         sums = a.new_empty(batch, tiles, g, dtype=torch.float32)
-        outputs: list[Tensor] = []  # of each layer
+        outputs: list[Tensor | None] = []  # of each layer
         with torch.cuda.device_of(a):
-            h = a.new_empty(batch, pairs, g)
+            h: Tensor | None = a.new_empty(batch, pairs, g)
             arrays = [x.contiguous() for x in (a, b, q.to(a.dtype))]
             _add_pairs[batch * cells,](*arrays, h, cells, batch // n, SIZE=g, **PAIRS)
             for k, weight in enumerate(weights):
                 is_last = k == len(weights) - 1
-                y = torch.empty_like(h) if keeps or not is_last else None
+                y = a.new_empty(batch, pairs, g) if keeps or not is_last else None
                 bias = layers[len(weights) + k].float().contiguous()
-                arrays = [h, weight, bias]
                 _layer[batch * tiles,](
-                    *(*arrays, y, sums if is_last else None, pairs), SIZE=g, **FORWARD
+                    *(h, weight, bias, y, sums if is_last else None, pairs), SIZE=g, **FORWARD
                 )
                 if keeps:
                     outputs.append(h)
-                if y is not None:
-                    h = y
+                h = y  # without gradients, this frees what the layer read
         if keeps:
             # Backward overwrites these, which tensors that autograd saves must not be.
             ctx.outputs = [*outputs, h]
@@ -251,10 +249,11 @@ def _layer_backward(
         dy = tl.load(dy_in + start, mask=exists, other=0.0)
         dx = tl.dot(dy, tl.load(weights_in + start * SIZE), dx)
     x = tl.load(x_ptr + rows + unit[None], mask=exists, other=0.0)
-    dx = tl.where(x <= 0, 0.0, dx)
-    tl.store(x_ptr + rows + unit[None], dx.to(x_ptr.dtype.element_ty), mask=exists)
+    dx = tl.where(x <= 0, 0.0, dx.to(x.dtype))  # rounded first: that takes fewer registers
+    tl.store(x_ptr + rows + unit[None], dx, mask=exists)
     if sums_ptr is not None:
-        tl.store(sums_ptr + tl.program_id(0).to(tl.int64) * SIZE + unit, tl.sum(dx, 0))
+        out = sums_ptr + tl.program_id(0).to(tl.int64) * SIZE + unit
+        tl.store(out, tl.sum(dx.to(tl.float32), 0))
 
 
 @triton.jit
