@@ -35,6 +35,11 @@ SMALL = {
     "dropout": dict.fromkeys(["words", "question", "image", "control", "memory", "output"], 0.1),
 }
 CALM = {**SMALL, "dropout": dict.fromkeys(SMALL["dropout"], 0.0)}  # type: ignore[call-overload]
+TINY: dict[str, dict[str, Any]] = {  # of other systems
+    "sa-mlp": {"embedding": 6, "units": 8, "hidden": 8, "attention": 8},
+    "rn": {"objects": 4, "embedding": 6, "units": 8, "g": 8, "g_layers": 2, "f": 8},
+    "film": {"embedding": 6, "units": 8, "channels": 6, "blocks": 2, "pooled": 8, "hidden": 8},
+}
 QUICK = {"images": 4, "questions": 4, "epochs": 4, "lr": 3e-3, "ema": 0.9, "patience": 0}
 
 

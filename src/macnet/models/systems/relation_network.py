@@ -36,7 +36,7 @@ from macnet.models.layers import can_use_triton, compute_dtype
 from macnet.models.lstm import reversed_positions
 from macnet.models.mac import check_group_sizes
 from macnet.models.norm import BatchNorm2d
-from macnet.models.recipe import FAST, Recipe
+from macnet.models.recipe import FAST_WITH_EMA, Recipe
 from macnet.models.system import System, TrainingSpec
 from macnet.models.systems.inputs import (
     FeatureMaps,
@@ -221,7 +221,7 @@ PAPER = Recipe(
     epochs=500,
     patience=0,
 )
-QUICK = {**FAST, "images": 64, "weight_decay": 0}
+QUICK = {**FAST_WITH_EMA, "images": 64, "weight_decay": 0}
 RN = System(
     name="rn",
     table1_row="CNN+LSTM+RN†‡",

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from macnet.data.spec import DataSpec
 from macnet.models.layers import compute_dtype
 from macnet.models.mac import StepTrace, check_group_sizes
+from macnet.models.recipe import FAST_WITH_EMA
 from macnet.models.system import System
 from macnet.models.systems.baselines import TRAINING, LSTMConfig, lstm_encoder
 from macnet.models.systems.inputs import FeatureMaps, check_questions
@@ -119,6 +120,6 @@ the MLP is of Johnson et al. (2017).""",
     build=StackedAttentionNetwork,
     presets={"sa-mlp": StackedAttentionConfig()},
     # 400,000 iterations of 64 questions in clevr-iep's example.
-    training=replace(TRAINING, paper=replace(TRAINING.paper, epochs=36)),
+    training=replace(TRAINING, paper=replace(TRAINING.paper, epochs=36), fast=FAST_WITH_EMA),
     trace=StackedAttentionNetwork.trace,
 )
