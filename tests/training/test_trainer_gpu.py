@@ -90,7 +90,12 @@ def test_a_graph_of_another_system_is_what_it_holds(name: str, tmp_path: Path) -
     """
 
     def made(precision: str) -> TrainingPlan:
-        recipe = {"epochs": 5, "lr": 3e-4, "schedule": "constant", "validate_every": 5}
+        recipe: dict[str, Any] = {
+            "epochs": 5,
+            "lr": 3e-4,
+            "schedule": "constant",
+            "validate_every": 5,
+        }
         return plan(name, SIZES[name], weight_decay=0, precision=precision, **recipe)
 
     graph = losses(tmp_path / "graph", made("bfloat16"))
