@@ -13,6 +13,8 @@ from macnet.clevr import generate, questions, world
 from macnet.data import endless as stream
 from macnet.data import generated as drawn
 from macnet.explain import pointing
+from macnet.models.encoders import PixelBackbone
+from macnet.models.systems import inputs
 
 # Whoever runs the tests in the background may have had this ignored, and so would every process
 # that a test starts in order to interrupt it.
@@ -41,6 +43,20 @@ def small_blocks() -> Iterator[int]:
             patch.setattr(module, "IMAGES_PER_BLOCK", 50)
         patch.setattr(world, "BLOCKS_AHEAD", 1)
         yield 50
+
+
+class NarrowBackbone(PixelBackbone):
+    """MAC's backbone, but for its widths."""
+
+    def __init__(self) -> None:
+        super().__init__((4, 6, 8), (0, 1, 1))
+
+
+@pytest.fixture
+def narrow_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other systems than MAC, which have no option for it, see pixels with few channels."""
+    monkeypatch.setattr(inputs, "PixelBackbone", NarrowBackbone)
+    monkeypatch.setattr(inputs, "WIDTHS", (4, 6, 8))
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ from macnet.models.systems.baselines import (
     lstm_encoder,
 )
 
+pytestmark = pytest.mark.usefixtures("narrow_backbone")
 SMALL = {"embedding": 12, "units": 10, "hidden": 32}
 FEATURES: dict[str, Any] = {"pixels": False, "channels": 6, "height": 5, "width": 4}
 PICTURES: dict[str, Any] = {"pixels": True, "channels": 3, "height": 18, "width": 24}

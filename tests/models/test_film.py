@@ -30,6 +30,7 @@ from system_checks import (
 )
 from system_loops import Convolution, FiLMBlock, Layer, Norm, Recurrent, film, scaled
 
+pytestmark = pytest.mark.usefixtures("narrow_backbone")
 SMALL = FiLMConfig(embedding=5, units=6, channels=4, blocks=3, pooled=7, hidden=8)
 OWN = replace(SMALL, cnn="own")
 FEATURES, PIXELS = data_spec(False, 2, 3), data_spec(True, 10, 17)

@@ -17,6 +17,7 @@ from macnet.models.registry import PRESETS, SYSTEMS, find_preset
 from macnet.models.system import System
 from macnet.paper import TABLE_1
 
+pytestmark = pytest.mark.usefixtures("narrow_backbone")
 FEATURES = DataSpec(9, 4, 13, pixels=False, channels=6, height=4, width=5)
 PICTURES = DataSpec(9, 4, 13, pixels=True, channels=3, height=16, width=24)
 SMALL = {"d": 8, "p": 2, "embedding": 5, "units": 7, "hidden": 6, "channels": 3}

@@ -32,6 +32,7 @@ from system_checks import (
 from system_loops import Layer, Norm, Recurrent, relation_network, scaled
 from transcription import assert_close
 
+pytestmark = pytest.mark.usefixtures("narrow_backbone")
 SMALL = RelationNetworkConfig(objects=4, embedding=5, units=6, g=7, g_layers=3, f=8)
 OWN = replace(SMALL, cnn="own", pooling="sum")
 FEATURES, PIXELS, OWN_PIXELS = (

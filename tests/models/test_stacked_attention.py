@@ -30,6 +30,7 @@ from system_checks import (
 from system_loops import Glimpse, Layer, Recurrent, stacked_attention
 from transcription import assert_close
 
+pytestmark = pytest.mark.usefixtures("narrow_backbone")
 SMALL = StackedAttentionConfig(embedding=5, units=6, layers=2, hidden=7, attention=8, glimpses=2)
 INPUTS = pytest.mark.parametrize(
     "sizes", [data_spec(False, 2, 3), data_spec(True, 10, 17)], ids=["features", "pixels"]

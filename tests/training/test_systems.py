@@ -11,27 +11,13 @@ import torch
 
 import macnet
 from broken_off import StoppedAfter
-from macnet.models.encoders import PixelBackbone
 from macnet.models.registry import SYSTEMS, find_preset
-from macnet.models.systems import inputs
 from macnet.training import trainer as trainer_module
 from macnet.training.plan import TrainingPlan
 from tiny_training import TINY, assert_equal, plan, trainer
 
+pytestmark = pytest.mark.usefixtures("narrow_backbone")
 NAMES = ["sa-mlp", "rn", "rn-pixels", "film", "film-pixels"]
-
-
-class NarrowBackbone(PixelBackbone):
-    """MAC's backbone, but for its widths."""
-
-    def __init__(self) -> None:
-        super().__init__((4, 6, 8), (0, 1, 1))
-
-
-@pytest.fixture(autouse=True)
-def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs, "PixelBackbone", NarrowBackbone)
-    monkeypatch.setattr(inputs, "WIDTHS", (4, 6, 8))
 
 
 def small_plan(name: str, **recipe: Any) -> TrainingPlan:
