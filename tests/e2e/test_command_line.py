@@ -1,6 +1,7 @@
 """The commands as a user runs them: each in a process of its own."""
 
 import json
+import fcntl
 import os
 import re
 import resource
@@ -60,10 +61,16 @@ def hashes(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("world") / "world"
-    run = macnet("generate", out, *SMALL, "--workers", "1")
-    assert f"{out}: 98 images made in" in run.stdout
-    assert "rendering 98/98" in run.stderr
+    """Generated once, for all processes of xdist, whose folders are in one."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    out = shared / "world of commands"
+    with (shared / "lock of the world").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not out.exists():
+            run = macnet("generate", out, *SMALL, "--workers", "1")
+            assert f"{out}: 98 images made in" in run.stdout
+            assert "rendering 98/98" in run.stderr
     return out
 
 
