@@ -19,7 +19,7 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +119,11 @@ KINDS = {  # of kernels, by parts of their names; the first that matches counts
 }
 
 
-def where_time_goes(run: Callable[[], object], names: Path | None) -> dict[str, float]:
+def where_time_goes(
+    run: Callable[[], object],
+    names: Path | None,
+    kinds: Mapping[str, tuple[str, ...]] = KINDS,
+) -> dict[str, float]:
     """Milliseconds of the kernels of a step, by kind. Kernels may overlap."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -131,7 +135,7 @@ def where_time_goes(run: Callable[[], object], names: Path | None) -> dict[str, 
     lines = []
     for event in profiler.key_averages():
         kind = next(
-            (kind for kind, parts in KINDS.items() if any(part in event.key for part in parts)),
+            (kind for kind, parts in kinds.items() if any(part in event.key for part in parts)),
             "elementwise and the rest",
         )
         spent[kind] += event.self_device_time_total / 5e3

@@ -27,7 +27,7 @@ from macnet.models import gru, lstm
 from macnet.models.objectives import answer_loss
 from macnet.models.registry import find_preset
 from macnet.training.step import Learner
-from model import ANSWERS, VOCABULARY, gpu_milliseconds, random_batch, where_time_goes
+from model import ANSWERS, KINDS, VOCABULARY, gpu_milliseconds, random_batch, where_time_goes
 from record import keep
 
 IMAGES, QUESTIONS = 64, 10
@@ -36,6 +36,15 @@ PIXELS = DataSpec(VOCABULARY, ANSWERS, 13, pixels=True, channels=3, height=128, 
 NETWORKS = {
     "features": ["lstm", "cnn-lstm", "sa-mlp", "film", "rn"],
     "pixels": ["cnn-lstm", "sa-mlp", "rn", "rn-pixels", "film", "film-pixels"],
+}
+
+
+KERNELS = {  # by parts of their names; the first that matches counts
+    "LSTM or GRU": ("_step", "_multiply", "_add_products"),
+    "pairs": ("_layer", "_add_pairs", "_last_backward", "_sum_pairs"),
+    "modulation and pooling": ("_modulate", "_pool", "_measure_map"),
+    **{kind: parts for kind, parts in KINDS.items() if kind in ("optimizer", "convolution")},
+    "products": KINDS["products"],
 }
 
 
@@ -89,7 +98,7 @@ def measure(name: str, spec: DataSpec, batch: Batch, logs: Path | None) -> dict[
         found["times_the_plain"] = found["plain_milliseconds"] / fast
     found["memory_gigabytes"] = torch.cuda.max_memory_allocated() / 1e9
     file = logs and logs / f"kernels_{name}_{'pixels' if spec.pixels else 'features'}.txt"
-    found["milliseconds_of_kernels"] = where_time_goes(lambda: learner.step(0, 1e-4), file)
+    found["milliseconds_of_kernels"] = where_time_goes(lambda: learner.step(0, 1e-4), file, KERNELS)
     return {
         key: round(value, 2 if value < 1e3 else None) if isinstance(value, float) else value
         for key, value in found.items()

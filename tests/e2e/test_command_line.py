@@ -1,7 +1,7 @@
 """The commands as a user runs them: each in a process of its own."""
 
-import json
 import fcntl
+import json
 import os
 import re
 import resource
