@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from macnet.data.spec import DataSpec
 from macnet.errors import InputError
-from macnet.models.encoders import PAD
+from macnet.models.encoders import PAD, PixelBackbone
 from macnet.models.norm import BatchNorm2d
 from system_loops import Convolution, Layer, Norm
 from transcription import M, assert_close, gradients, randomized
@@ -49,7 +49,8 @@ def with_random_state(network: M, *, training: bool) -> M:
 def norms_of(network: nn.Module) -> dict[str, Norm]:
     """Its normalisations by name, but for those of MAC's backbone, for the loops to move."""
     named = network.named_modules()
-    return {k: Norm.of(m) for k, m in named if isinstance(m, BatchNorm2d) and "backbone" not in k}
+    shared = {n for m in network.modules() if isinstance(m, PixelBackbone) for n in m.modules()}
+    return {k: Norm.of(m) for k, m in named if isinstance(m, BatchNorm2d) and m not in shared}
 
 
 def strided_convolutions(

@@ -36,8 +36,8 @@ SMALL = {
 }
 CALM = {**SMALL, "dropout": dict.fromkeys(SMALL["dropout"], 0.0)}  # type: ignore[call-overload]
 TINY: dict[str, dict[str, Any]] = {  # of other systems
-    "sa-mlp": {"embedding": 6, "units": 8, "hidden": 8, "attention": 8},
-    "rn": {"objects": 4, "embedding": 6, "units": 8, "g": 8, "g_layers": 2, "f": 8},
+    "sa-mlp": {"embedding": 6, "units": 8, "hidden": 8, "attention_units": 8},
+    "rn": {"object_channels": 4, "embedding": 6, "units": 8, "g": 8, "g_layers": 2, "f": 8},
     "film": {"embedding": 6, "units": 8, "channels": 6, "blocks": 2, "pooled": 8, "hidden": 8},
 }
 QUICK = {"images": 4, "questions": 4, "epochs": 4, "lr": 3e-3, "ema": 0.9, "patience": 0}

@@ -70,7 +70,7 @@ def test_a_run_is_trained_and_its_best_is_shown(
         ("q-type", "Q-type baseline", ""),
         ("lstm", "LSTM", "--model.embedding 4 --model.units 6 --model.hidden 8"),
         ("cnn-lstm", "CNN+LSTM", "--model.units 6 --model.hidden 8 --model.channels 2"),
-        ("sa-mlp", "CNN+LSTM+SA+MLP", "--model.units 6 --model.hidden 8 --model.attention 4"),
+        ("sa-mlp", "CNN+LSTM+SA+MLP", "--model.units 6 --model.hidden 8 --model.attention_units 4"),
         ("rn-pixels", "CNN+LSTM+RN†‡", "--model.g 8 --model.f 8 --model.units 6"),
         ("film-pixels", "CNN+GRU+FiLM‡", "--model.units 6 --model.channels 4 --model.pooled 8"),
     ],

@@ -93,7 +93,7 @@ def test_the_network_is_its_layers_for_each_question_of_an_image(image: dict[str
         maps = images[[b // 3]]
         if image["pixels"]:
             maps = maps.permute(0, 3, 1, 2).double() / 255 * 2 - 1
-            for layer in network.image.maps.backbone or ():
+            for layer in network.image.maps.cnn or ():
                 maps = layer(maps)
         maps = F.max_pool2d(network.image.reduce(maps.double()).relu(), 2)
         whole = torch.cat([network.question(words[None]), maps.reshape(1, -1)], dim=1)

@@ -13,6 +13,7 @@ from macnet.data.spec import DataSpec
 from macnet.errors import InputError
 from macnet.models.registry import find_preset
 from macnet.models.systems.film import FiLMConfig, FiLMNetwork
+from macnet.models.systems.inputs import StridedCNN
 from system_checks import (
     QUESTIONS,
     assert_answers_stand_alone,
@@ -32,7 +33,7 @@ from system_loops import Convolution, FiLMBlock, Layer, Norm, Recurrent, film, s
 
 pytestmark = pytest.mark.usefixtures("narrow_backbone")
 SMALL = FiLMConfig(embedding=5, units=6, channels=4, blocks=3, pooled=7, hidden=8)
-OWN = replace(SMALL, cnn="own")
+OWN = replace(SMALL, backbone="strided")
 FEATURES, PIXELS = data_spec(False, 2, 3), data_spec(True, 10, 17)
 OWN_PIXELS = data_spec(True, 32, 48)
 INPUTS = pytest.mark.parametrize(
@@ -50,11 +51,11 @@ def network_for(config: FiLMConfig, sizes: DataSpec, *, training: bool = False) 
 
 def loops(network: FiLMNetwork, images: Tensor, norms: dict[str, Norm], *, repeat: bool) -> Tensor:
     seen, generator, classifier = network.image, network.generator, network.classifier
-    if seen.own is not None:
+    if isinstance(seen.cnn, StridedCNN):
         maps = scaled(images)
-        stem = strided_convolutions(seen.own, norms, "image.own")
+        stem = strided_convolutions(seen.cnn, norms, "image.cnn")
     else:  # MAC's backbone has tests of its own
-        maps = list(images if seen.backbone is None else seen.backbone(images))
+        maps = list(images if seen.cnn is None else seen.cnn(images))
         assert network.stem is not None
         layer = Layer.of(network.stem.convolution)
         stem = [Convolution(layer, norms["stem.norm"], stride=1, padding=1)]
@@ -70,7 +71,7 @@ def loops(network: FiLMNetwork, images: Tensor, norms: dict[str, Norm], *, repea
         recurrent=Recurrent.of(generator.gru)[0],
         generator=Layer.of(generator.project),
         stem=stem,
-        stem_coordinates=seen.own is None,
+        stem_coordinates=network.stem is not None,
         blocks=blocks,
         pool=Convolution(project, norms["classifier.norm"], stride=1, padding=0),
         hidden=Layer.of(classifier.hidden),
@@ -139,11 +140,15 @@ def test_a_question_that_says_nothing_leaves_maps_as_normalized() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cnn", "sizes"), [("shared", FEATURES), ("own", OWN_PIXELS)], ids=["features", "own-cnn"]
+    ("backbone", "sizes"),
+    [("residual", FEATURES), ("strided", OWN_PIXELS)],
+    ids=["features", "own-cnn"],
 )
-def test_64_questions_are_learned(cnn: Any, sizes: DataSpec) -> None:
+def test_64_questions_are_learned(backbone: Any, sizes: DataSpec) -> None:
     torch.manual_seed(0)
-    config = FiLMConfig(cnn=cnn, embedding=12, units=16, channels=8, blocks=2, pooled=16, hidden=32)
+    config = FiLMConfig(
+        backbone=backbone, embedding=12, units=16, channels=8, blocks=2, pooled=16, hidden=32
+    )
     assert_learns_64_questions(FiLMNetwork(config, sizes), images_of(sizes, 16))
 
 
@@ -172,7 +177,7 @@ def test_bad_inputs_are_refused(config: FiLMConfig, sizes: DataSpec) -> None:
 
 
 def test_features_are_refused_by_the_preset_for_pixels() -> None:
-    with pytest.raises(InputError, match=r"the data are features, but .* sees pixels"):
+    with pytest.raises(InputError, match=r"the data are features, but this preset has a CNN"):
         FiLMNetwork(OWN, FEATURES)
 
 
@@ -184,7 +189,7 @@ def test_images_of_which_nothing_would_be_left_are_refused() -> None:
     assert network(images_of(data_spec(True, 16, 16)), padded(QUESTIONS)).shape == (6, 4)
 
 
-@pytest.mark.parametrize("field", sorted({*vars(SMALL)} - {"cnn"}))
+@pytest.mark.parametrize("field", sorted({*vars(SMALL)} - {"backbone"}))
 @pytest.mark.parametrize("value", [0, 2.0, True, "3"])
 def test_a_bad_size_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(InputError, match=f"{field} is {value!r}; it must be a whole number from 1"):
@@ -192,6 +197,6 @@ def test_a_bad_size_is_refused_by_name(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [0, "resnet", None])
-def test_an_unknown_cnn_is_refused(value: Any) -> None:
-    with pytest.raises(InputError, match=r"cnn is .*shared.*own"):
-        FiLMConfig(cnn=value)
+def test_an_unknown_backbone_is_refused(value: Any) -> None:
+    with pytest.raises(InputError, match=r"backbone is .*residual, strided"):
+        FiLMConfig(backbone=value)

@@ -9,17 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from closeness import off_by
 from macnet.models.norm import BatchNorm2d
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
 ]
-
-
-def off_by(found: Tensor, wanted: Tensor) -> float:
-    found, wanted = found.detach().double(), wanted.detach().double()
-    return float((found - wanted).norm() / wanted.norm())
 
 
 def leaves(*shapes: tuple[int, ...]) -> tuple[list[Tensor], list[Tensor]]:
@@ -52,11 +48,28 @@ def test_modulation_equals_its_plain_form(
     found = modulate(low[0], low[1], norm, low[2], low[3])
     assert found.is_contiguous(memory_format=torch.channels_last)
     assert off_by(found, wanted) <= 1e-2
+    frozen = modulate(low[0].detach(), low[1].detach(), copy.deepcopy(norm), low[2], low[3])
+    assert torch.equal(frozen, found)
     down = torch.randn_like(wanted)
+    only = torch.autograd.grad(frozen, low[2:], down.bfloat16())
     expected = torch.autograd.grad(wanted, exact, down)
     for one, other in zip(torch.autograd.grad(found, low, down.bfloat16()), expected, strict=True):
         assert off_by(one, other) <= 1e-2
+    for one, other in zip(only, expected[2:], strict=True):
+        assert off_by(one, other) <= 1e-2
     check_statistics(norm, plain)
+
+
+def test_what_is_not_finite_stays_so() -> None:
+    from macnet.models.kernels.film import modulate, pool
+
+    x = torch.randn(2, 8, 3, 3, device="cuda").bfloat16()
+    gamma = torch.ones(2, 8, device="cuda")
+    gamma[1, 3] = torch.nan
+    norm = BatchNorm2d(8, affine=False).cuda()
+    assert modulate(x, x, norm, gamma, torch.zeros_like(gamma))[1, 3].isnan().all()
+    x[0, 2, 1, 1] = torch.nan
+    assert pool(x, BatchNorm2d(8).cuda())[:, 2].isnan().all()
 
 
 @pytest.mark.parametrize(("batch", "channels", "side"), [(640, 512, 14), (5, 70, 3)])

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from closeness import off_by
 from macnet.models.gru import gru_last_state, torch_gru
 from macnet.models.layers import can_use_triton
 
@@ -58,11 +59,6 @@ def test_padding_changes_nothing() -> None:
     expected = gru_last_state(x, lengths, *weights)
     longer = torch.cat([x, torch.randn(5, 3, 3).double()], 1)
     torch.testing.assert_close(gru_last_state(longer, lengths, *weights), expected)
-
-
-def off_by(found: Tensor, wanted: Tensor) -> float:
-    found, wanted = found.detach().double(), wanted.detach().double()
-    return float((found - wanted).norm() / wanted.norm())
 
 
 @pytest.mark.gpu

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from closeness import off_by
 from macnet.models.layers import can_use_triton
 from macnet.models.lstm import BiLSTM, run_lstm, torch_lstm
 
@@ -135,11 +136,6 @@ def test_the_forget_gate_starts_at_one() -> None:
     i, f, g, o = lstm.bias.split(40, dim=-1)
     assert (f == 1).all()
     assert not torch.cat([i, g, o]).any()
-
-
-def off_by(found: Tensor, wanted: Tensor) -> float:
-    found, wanted = found.detach().double(), wanted.detach().double()
-    return float((found - wanted).norm() / wanted.norm())
 
 
 @pytest.fixture

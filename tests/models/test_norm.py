@@ -135,6 +135,6 @@ def test_one_process_equals_torchs_batch_norm(affine: bool) -> None:
 
 def test_a_single_value_has_no_variance() -> None:
     layer = BatchNorm2d(5)
-    with pytest.raises(InputError, match="one image of one place cannot be normalised; take more"):
+    with pytest.raises(InputError, match="one value of each channel cannot be normalised"):
         layer(torch.ones(1, 5, 1, 1))
     assert torch.isfinite(layer.eval()(torch.ones(1, 5, 1, 1))).all(), "in evaluation it has one"

@@ -43,7 +43,7 @@ def batch(data_spec: DataSpec) -> Batch:
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_answers_what_it_was_made_to_fit(name: str, data_spec: DataSpec) -> None:
     system, config = find_preset(name)
-    if getattr(config, "cnn", "shared") == "own" and not data_spec.pixels:
+    if getattr(config, "backbone", None) == "strided" and not data_spec.pixels:
         with pytest.raises(InputError, match="the data are features, but this preset"):
             system.build(config, data_spec)
         return

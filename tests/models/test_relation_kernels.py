@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from closeness import off_by
 from macnet.models.layers import can_use_triton
 from macnet.models.systems.relation_network import Relation, RelationNetworkConfig
 
@@ -31,11 +32,6 @@ def results(run: Callable[[Tensor, Tensor], Tensor], leaves: list[Tensor]) -> li
     out = run(*leaves[:2])
     down = torch.randn(out.shape, generator=torch.Generator().manual_seed(0)).to(out)
     return [out, *torch.autograd.grad(out, leaves, down)]
-
-
-def off_by(found: Tensor, wanted: Tensor) -> float:
-    found, wanted = found.detach().double(), wanted.detach().double()
-    return float((found - wanted).norm() / wanted.norm())
 
 
 @pytest.mark.gpu

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from macnet.data.spec import DataSpec
 from macnet.errors import InputError
 from macnet.models.registry import find_preset
+from macnet.models.systems.inputs import StridedCNN
 from macnet.models.systems.relation_network import RelationNetwork, RelationNetworkConfig
 from system_checks import (
     QUESTIONS,
@@ -33,8 +34,8 @@ from system_loops import Layer, Norm, Recurrent, relation_network, scaled
 from transcription import assert_close
 
 pytestmark = pytest.mark.usefixtures("narrow_backbone")
-SMALL = RelationNetworkConfig(objects=4, embedding=5, units=6, g=7, g_layers=3, f=8)
-OWN = replace(SMALL, cnn="own", pooling="sum")
+SMALL = RelationNetworkConfig(object_channels=4, embedding=5, units=6, g=7, g_layers=3, f=8)
+OWN = replace(SMALL, backbone="strided", pooling="sum")
 FEATURES, PIXELS, OWN_PIXELS = (
     data_spec(False, 3, 5),
     data_spec(True, 18, 34),
@@ -57,11 +58,11 @@ def network_for(
 
 def loops(network: RelationNetwork, images: Tensor, norms: dict[str, Norm]) -> Tensor:
     seen = network.image.maps
-    if seen.own is not None:
+    if isinstance(seen.cnn, StridedCNN):
         maps = scaled(images)
-        convolutions = strided_convolutions(seen.own, norms, "image.maps.own")
+        convolutions = strided_convolutions(seen.cnn, norms, "image.maps.cnn")
     else:  # MAC's backbone has tests of its own
-        maps = list(images if seen.backbone is None else seen.backbone(images))
+        maps = list(images if seen.cnn is None else seen.cnn(images))
         convolutions = strided_convolutions(network.image.reduce, norms, "image.reduce")  # type: ignore[arg-type]
     kept = None
     if network.training:
@@ -148,12 +149,21 @@ def test_every_pair_counts_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cnn", "sizes"), [("shared", FEATURES), ("own", OWN_PIXELS)], ids=["features", "own-cnn"]
+    ("backbone", "sizes"),
+    [("residual", FEATURES), ("strided", OWN_PIXELS)],
+    ids=["features", "own-cnn"],
 )
-def test_64_questions_are_learned(cnn: Any, sizes: DataSpec) -> None:
+def test_64_questions_are_learned(backbone: Any, sizes: DataSpec) -> None:
     torch.manual_seed(0)
     config = RelationNetworkConfig(
-        cnn=cnn, objects=8, embedding=12, units=16, g=32, g_layers=2, f=32, dropout=0
+        backbone=backbone,
+        object_channels=8,
+        embedding=12,
+        units=16,
+        g=32,
+        g_layers=2,
+        f=32,
+        dropout=0,
     )
     assert_learns_64_questions(RelationNetwork(config, sizes), images_of(sizes, 16))
 
@@ -167,11 +177,11 @@ def test_bad_inputs_are_refused(config: RelationNetworkConfig, sizes: DataSpec) 
 
 
 def test_features_are_refused_by_the_preset_for_pixels() -> None:
-    with pytest.raises(InputError, match=r"the data are features, but .* sees pixels"):
+    with pytest.raises(InputError, match=r"the data are features, but this preset has a CNN"):
         RelationNetwork(OWN, FEATURES)
 
 
-@pytest.mark.parametrize("field", sorted({*vars(SMALL)} - {"cnn", "dropout", "pooling"}))
+@pytest.mark.parametrize("field", sorted({*vars(SMALL)} - {"backbone", "dropout", "pooling"}))
 @pytest.mark.parametrize("value", [0, 2.0, True, "3"])
 def test_a_bad_size_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(InputError, match=f"{field} is {value!r}; it must be a whole number from 1"):
@@ -185,6 +195,6 @@ def test_a_bad_dropout_is_refused(value: Any) -> None:
 
 
 @pytest.mark.parametrize("value", [0, "resnet", None])
-def test_an_unknown_cnn_is_refused(value: Any) -> None:
-    with pytest.raises(InputError, match=r"cnn is .*shared.*own"):
-        RelationNetworkConfig(cnn=value)
+def test_an_unknown_backbone_is_refused(value: Any) -> None:
+    with pytest.raises(InputError, match=r"backbone is .*residual, strided"):
+        RelationNetworkConfig(backbone=value)

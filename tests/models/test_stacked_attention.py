@@ -31,7 +31,9 @@ from system_loops import Glimpse, Layer, Recurrent, stacked_attention
 from transcription import assert_close
 
 pytestmark = pytest.mark.usefixtures("narrow_backbone")
-SMALL = StackedAttentionConfig(embedding=5, units=6, layers=2, hidden=7, attention=8, glimpses=2)
+SMALL = StackedAttentionConfig(
+    embedding=5, units=6, layers=2, hidden=7, attention_units=8, glimpses=2
+)
 INPUTS = pytest.mark.parametrize(
     "sizes", [data_spec(False, 2, 3), data_spec(True, 10, 17)], ids=["features", "pixels"]
 )
@@ -45,7 +47,7 @@ def network_for(sizes: DataSpec, *, training: bool = False) -> StackedAttentionN
 
 def loops(network: StackedAttentionNetwork, images: Tensor) -> tuple[Tensor, list[list[Tensor]]]:
     # MAC's backbone has tests of its own.
-    maps = images if network.image.backbone is None else network.image.backbone(images)
+    maps = images if network.image.cnn is None else network.image.cnn(images)
     return stacked_attention(
         list(maps),
         QUESTIONS,
@@ -118,7 +120,7 @@ def test_number_of_parameters_is_as_published() -> None:
 def test_64_questions_are_learned() -> None:
     torch.manual_seed(0)
     sizes = data_spec(False, 2, 3)
-    config = StackedAttentionConfig(embedding=12, units=16, layers=1, hidden=32, attention=16)
+    config = StackedAttentionConfig(embedding=12, units=16, layers=1, hidden=32, attention_units=16)
     assert_learns_64_questions(StackedAttentionNetwork(config, sizes), images_of(sizes, 16))
 
 

@@ -86,8 +86,8 @@ SIZES: dict[str, dict[str, Any]] = {  # for which there are kernels
 def test_a_graph_of_another_system_is_what_it_holds(name: str, tmp_path: Path) -> None:
     """By kernels of its own, in bfloat16, and nearly by torch's in float32.
 
-    The first steps are compared. Seen on a CPU: then bfloat16 changes FiLM's losses by 4% of
-    themselves, and after nine steps by half, for a batch here has few cells to normalise.
+    With float32, the first steps are compared. Seen on a CPU: in these, bfloat16 changes FiLM's
+    losses by 4% of themselves, and after nine by half: there are few cells to normalise over.
     """
 
     def made(precision: str) -> TrainingPlan:
@@ -103,7 +103,7 @@ def test_a_graph_of_another_system_is_what_it_holds(name: str, tmp_path: Path) -
     eager = losses(tmp_path / "eager", made("bfloat16"), capture=False)
     full = losses(tmp_path / "full", made("float32"))
     assert len(graph) == len(eager) == 15
-    assert graph[:6] == pytest.approx(eager[:6], rel=LOW)
+    assert graph == pytest.approx(eager, rel=LOW, abs=LOW)
     assert graph[:6] == pytest.approx(full[:6], rel=2 * LOW)
     assert graph[-1] < 0.8 * graph[0]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from macnet.models.layers import can_use_triton, compute_dtype
+from macnet.models.layers import can_use_triton, compute_dtype, has_large_shared_memory
 
 
 def gru_last_state(
@@ -24,7 +24,7 @@ def gru_last_state(
     dtype = compute_dtype(x)
     weights = weight_x, weight_h, bias_x, bias_h
     tiles = weight_h.shape[-1] % 256 == 0  # what a program of the kernels computes
-    if tiles and can_use_triton(x.device, dtype):
+    if tiles and can_use_triton(x.device, dtype) and has_large_shared_memory(x.device):
         from macnet.models.kernels.gru import gru
 
         return gru(x, lengths, *weights, dtype)

@@ -73,6 +73,11 @@ def can_use_triton(device: torch.device, dtype: torch.dtype) -> bool:
     return HAS_TRITON and device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
+def has_large_shared_memory(device: torch.device) -> bool:
+    """Whether a GPU's processors have 227 KB for a program, as H100, H200 and B200 do."""
+    return torch.cuda.get_device_capability(device)[0] in (9, 10)
+
+
 def compute_dtype(x: Tensor) -> torch.dtype:
     """The precision of products with x: autocast's where that is on, else that of x."""
     kind = x.device.type

@@ -26,11 +26,8 @@ class BatchNorm2d(nn.BatchNorm2d):
     def forward(self, x: Tensor) -> Tensor:
         # x: (N, C, H, W)
         values = x.numel() // x.shape[1] * distributed.size()  # of a channel
-        if self.training and values == 1:
-            raise InputError(
-                "one image of one place cannot be normalised; take more images in a batch, or "
-                "larger ones"
-            )
+        if self.training:
+            check_values(values)
         if not self.training or distributed.size() == 1:
             return super().forward(x)
         assert self.running_mean is not None
@@ -46,6 +43,15 @@ class BatchNorm2d(nn.BatchNorm2d):
         bias = torch.zeros_like(mean) if self.bias is None else self.bias
         y: Tensor = _Normalize.apply(x, weight, bias, mean, var, self.eps)  # type: ignore[no-untyped-call]
         return y
+
+
+def check_values(count: int) -> None:
+    """Raise an InputError if a channel has one value only, which has no variance."""
+    if count == 1:
+        raise InputError(
+            "a batch with one value of each channel cannot be normalised; take more images or "
+            "questions in a batch"
+        )
 
 
 def _mean_and_variance(x: Tensor) -> tuple[Tensor, Tensor]:

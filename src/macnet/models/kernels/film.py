@@ -27,6 +27,8 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from macnet.models.norm import check_values
+
 CELLS, WIDTH = 16, 128  # cells and channels of a program at a time
 
 
@@ -57,6 +59,8 @@ def _measure(x: Tensor, norm: nn.BatchNorm2d) -> Moments:
     """Mean and variance; the running ones move towards them as `nn.BatchNorm2d` moves its own."""
     maps, channels, height, width = x.shape
     cells = height * width
+    values = maps * cells
+    check_values(values)
     parts = x.new_empty(2, maps, channels, dtype=torch.float32)
     with torch.cuda.device_of(x):
         _measure_map[maps, triton.cdiv(channels, WIDTH)](
@@ -70,10 +74,9 @@ def _measure(x: Tensor, norm: nn.BatchNorm2d) -> Moments:
     assert norm.num_batches_tracked is not None
     assert norm.momentum is not None
     with torch.no_grad():
-        values = maps * cells
         norm.num_batches_tracked += 1
         norm.running_mean.lerp_(mean, norm.momentum)
-        norm.running_var.lerp_(var * (values / max(values - 1, 1)), norm.momentum)
+        norm.running_var.lerp_(var * (values / (values - 1)), norm.momentum)
     return Moments(mean, var)
 
 
@@ -250,7 +253,8 @@ def _modulate(
     source = question // groups * cells * channels + here
     r = tl.load(r_ptr + source, mask=mask, other=0.0).to(tl.float32)
     x = tl.load(x_ptr + source, mask=mask, other=0.0).to(tl.float32)
-    out = r + tl.maximum(scale * x + offset, 0.0)
+    y = scale * x + offset
+    out = r + tl.where(y < 0, 0.0, y)  # a NaN stays one, as in torch
     out_ptr += question * cells * channels
     tl.store(out_ptr + here, out.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -350,19 +354,22 @@ def _pool(
     x_ptr += image * cells * channels + channel[None]
     best = tl.full((CELLS, WIDTH), float("-inf"), tl.float32)
     place = tl.zeros((CELLS, WIDTH), tl.int32)
+    invalid = tl.zeros((CELLS, WIDTH), tl.int32)
     for start in range(0, cells, CELLS):
         cell = (start + tl.arange(0, CELLS))[:, None]
         mask = (cell < cells) & exists[None]
         x = tl.load(x_ptr + cell * channels, mask=mask, other=0.0).to(tl.float32)
         y = tl.where(mask, scale * x + offset, float("-inf"))
+        invalid += tl.where(y != y, 1, 0)
         place = tl.where(y > best, cell, place)
         best = tl.maximum(y, best)
     highest = tl.max(best, 0)
     # Of equal ones the first, so that one cell has the gradient.
     place = tl.min(tl.where(best == highest[None], place, cells), 0)
     out = image * channels + channel
-    highest = tl.maximum(highest, 0.0).to(pooled_ptr.dtype.element_ty)
-    tl.store(pooled_ptr + out, highest, mask=exists)
+    # A NaN stays one, as in torch.
+    highest = tl.where(tl.sum(invalid, 0) > 0, float("nan"), tl.maximum(highest, 0.0))
+    tl.store(pooled_ptr + out, highest.to(pooled_ptr.dtype.element_ty), mask=exists)
     tl.store(place_ptr + out, tl.minimum(place, cells - 1), mask=exists)
 
 

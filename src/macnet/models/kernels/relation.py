@@ -129,8 +129,9 @@ class _SumOverPairs(torch.autograd.Function):
 
 
 def _sum_of_products(a: Tensor, b: Tensor, parts: int) -> Tensor:
-    """Σ a_p b_pᵀ over all pairs p of all questions: (B, P, m), (B, P, n) → (m, n), in float32."""
-    # One product has few tiles and millions of terms; one of each image keeps a GPU busy.
+    """Σ a_p b_pᵀ over all pairs p of all questions: (B, P, m), (B, P, n) → (m, n)."""
+    # One product has few tiles and millions of terms; one of each image keeps a GPU busy. Each is
+    # rounded to the precision of a and b before they are added in float32.
     a, b = a.view(parts, -1, a.shape[-1]), b.view(parts, -1, b.shape[-1])
     return torch.bmm(a.transpose(1, 2), b).sum(0, dtype=torch.float32)
 

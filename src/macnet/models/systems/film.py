@@ -41,8 +41,8 @@ from macnet.models.systems.inputs import FeatureMaps, StridedCNN, check_question
 class FiLMConfig:
     """Options of FiLM; the defaults are as published."""
 
-    cnn: Literal["shared", "own"] = "shared"
-    """How pixels are seen: by MAC's residual backbone, or by the published CNN of its own."""
+    backbone: Literal["residual", "strided"] = "residual"
+    """What pixels pass first: MAC's residual backbone, or the published strided convolutions."""
     embedding: int = 200
     """The dimension of word vectors."""
     units: int = 4096
@@ -57,9 +57,9 @@ class FiLMConfig:
     """Hidden units of the classifier."""
 
     def __post_init__(self) -> None:
-        check_choice("cnn", Literal["shared", "own"], self.cnn)
+        check_choice("backbone", Literal["residual", "strided"], self.backbone)
         for field in fields(self):
-            if field.name != "cnn":
+            if field.name != "backbone":
                 most = REPEATS if field.name == "blocks" else SIZES
                 check_count(field.name, getattr(self, field.name), most)
 
@@ -93,14 +93,14 @@ class CoordinateConv2d(nn.Conv2d):
     def forward(self, maps: Tensor) -> Tensor:
         """The sum of the convolutions of both; the second is the same for all maps."""
         of_maps, of_places = self.weight.split((maps.shape[1], 2), dim=1)
-        places = F.conv2d(places_of(maps[:1]), of_places, self.bias, padding=self.padding)
+        places = F.conv2d(xy_coordinates(maps[:1]), of_places, self.bias, padding=self.padding)
         convolved = F.conv2d(maps, of_maps, padding=self.padding)
         out: Tensor = _AddToEach.apply(convolved, places)  # type: ignore[no-untyped-call]
         return out
 
     def literal(self, maps: Tensor) -> Tensor:
         """The convolution as it is written."""
-        return super().forward(torch.cat([maps, places_of(maps)], 1))
+        return super().forward(torch.cat([maps, xy_coordinates(maps)], 1))
 
 
 class _AddToEach(Function):
@@ -118,7 +118,7 @@ class _AddToEach(Function):
         return dmaps, total.view_as(rows[:1]).permute(0, 3, 1, 2)
 
 
-def places_of(maps: Tensor) -> Tensor:
+def xy_coordinates(maps: Tensor) -> Tensor:
     """The x and y of each cell: (N, 2, H, W)."""
     return coordinates(maps).flip(1)
 
@@ -149,7 +149,7 @@ class FiLMBlock(nn.Module):
         # maps: (N, C, H, W) or (B, C, H, W)   gamma, beta: (B, C) → (B, C, H, W)
         r = F.relu(self.project(maps))
         x = self.convolution(r)
-        if fuses_norm(self.norm, x):
+        if can_fuse_norm(self.norm, x):
             from macnet.models.kernels import film as kernels
 
             return kernels.modulate(r, x, self.norm, gamma, beta)
@@ -162,7 +162,7 @@ class FiLMBlock(nn.Module):
         return r + F.relu(gamma[..., None, None] * x + beta[..., None, None])
 
 
-def fuses_norm(norm: BatchNorm2d, maps: Tensor) -> bool:
+def can_fuse_norm(norm: BatchNorm2d, maps: Tensor) -> bool:
     """Whether a kernel does normalisation and what follows it; not over several processes."""
     alone = distributed.size() == 1
     return norm.training and alone and can_use_triton(maps.device, maps.dtype)
@@ -188,7 +188,7 @@ class PooledClassifier(nn.Module):
 
     def forward(self, maps: Tensor, *, literal: bool = False) -> Tensor:
         x = (self.project.literal if literal else self.project)(maps)
-        if fuses_norm(self.norm, x) and not literal:
+        if can_fuse_norm(self.norm, x) and not literal:
             from macnet.models.kernels import film as kernels
 
             pooled = kernels.pool(x, self.norm)  # (B, pooled)
@@ -206,14 +206,15 @@ class FiLMNetwork(nn.Module):
         super().__init__()
         self.config = config
         self.generator = Generator(config, vocabulary=data_spec.vocabulary)
-        own = StridedCNN(config.channels, kernel=4) if config.cnn == "own" else None
-        self.image = FeatureMaps(data_spec, own)
-        self.stem = None if own else Stem(self.image.channels, config.channels)
+        cnn = StridedCNN(config.channels, kernel=4) if config.backbone == "strided" else None
+        self.image = FeatureMaps(data_spec, cnn)
+        self.stem = None if cnn else Stem(self.image.channels, config.channels)
         blocks = nn.ModuleList(FiLMBlock(config.channels) for _ in range(config.blocks))
         self.blocks = cast(list[FiLMBlock], blocks)
         self.classifier = PooledClassifier(config, answers=data_spec.answers)
         for name, part in self.named_modules():
-            if isinstance(part, nn.Conv2d | nn.Linear) and not name.startswith("image.backbone"):
+            is_shared = cnn is None and name.startswith("image.")
+            if isinstance(part, nn.Conv2d | nn.Linear) and not is_shared:
                 nn.init.kaiming_uniform_(part.weight)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -221,7 +222,7 @@ class FiLMNetwork(nn.Module):
         # images: (N, channels, H, W), or (N, H, W, 3)   questions: (B, S) → (B, answers)
         check_questions(questions)
         check_group_sizes(len(questions), len(images))
-        films = self.generator(questions)
+        gammas_betas = self.generator(questions)
         maps = self.image(images)
         dtype = compute_dtype(next(self.classifier.parameters()))
         maps = maps.to(dtype, memory_format=torch.channels_last)
@@ -229,7 +230,7 @@ class FiLMNetwork(nn.Module):
             maps = self.stem(maps, literal=literal)
         if literal:
             maps = maps.repeat_interleave(len(questions) // len(images), 0)
-        for block, (gamma, beta) in zip(self.blocks, films, strict=True):
+        for block, (gamma, beta) in zip(self.blocks, gammas_betas, strict=True):
             maps = (block.literal if literal else block)(maps, gamma, beta)
         logits: Tensor = self.classifier(maps, literal=literal)
         return logits
@@ -242,10 +243,10 @@ class FiLMNetwork(nn.Module):
 # Weight decay is of all parameters, and coupled: a part of the gradient.
 TRAINING = TrainingSpec(
     paper=Recipe(lr=3e-4, weight_decay=1e-5, clip=0, ema=0, epochs=80),
-    # At three times this rate, MAC's, the gradients of the GRU explode after an epoch: the steps of
-    # so large a matrix are as many times longer against its weights.
+    # At MAC's 3e-3 the norm of the gradients grew from 1 to 9,000 after 1.2 epochs
+    # (results/systems_accuracy_h200.json).
     fast={**FAST_WITH_EMA, "lr": 1e-3, "weight_decay": 0},
-    humans={"trainable": ("generator",)},  # as in training, but for the parts that see
+    humans={"trainable": ("generator",)},  # as in training, but for what is frozen
 )
 FILM = System(
     name="film",
@@ -270,6 +271,6 @@ question, and generates a scale and a shift for each channel of four blocks.
 Perez et al. (2018), "FiLM: Visual Reasoning with a General Conditioning
 Layer".""",
     build=FiLMNetwork,
-    presets={"film-pixels": FiLMConfig(cnn="own")},
+    presets={"film-pixels": FiLMConfig(backbone="strided")},
     training=TRAINING,
 )

@@ -15,7 +15,12 @@ from macnet.models.norm import BatchNorm2d
 
 
 class StridedCNN(nn.Sequential):
-    """Pixels (N, 3, H, W) → maps of a 16th of their size, by four normalised convolutions."""
+    """Images (N, H, W, 3) of bytes → maps of a 16th of their size, by four normalised convolutions.
+
+    Relation networks and FiLM were published with such a CNN on pixels from 0 to 1.
+    """
+
+    STRIDE = 16
 
     def __init__(self, width: int, kernel: int) -> None:
         layers: list[nn.Module] = []
@@ -24,38 +29,44 @@ class StridedCNN(nn.Sequential):
             layers += [convolution, BatchNorm2d(width), nn.ReLU()]
         super().__init__(*layers)
         self.width = width
-        self.smallest = 16 if kernel == 4 else 1
-        """Pixels of the smallest side of which a cell is left."""
+        self.min_size = 16 if kernel == 4 else 1
+        """The smallest height and width of which a cell is left."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.dtype != torch.uint8:
+            raise InputError(f"images are of {images.dtype}; they must be of torch.uint8")
+        pixels = images.permute(0, 3, 1, 2).to(compute_dtype(next(self.parameters())))
+        maps: Tensor = super().forward(pixels / 255)  # type: ignore[no-untyped-call]
+        return maps
 
 
 class FeatureMaps(nn.Module):
     """Images as feature maps (N, C, H, W): ResNet features as they are, pixels through a CNN.
 
-    From pixels, every system has MAC's residual backbone, which is trained along with the rest: a
-    comparison is then one of reasoning, not of eyes. This is our addition, and a system that was
-    published with a CNN of its own has another preset with that.
+    From pixels, every system has MAC's residual backbone, which is trained along with the rest, so
+    that a comparison is one of reasoning and not of vision. This is our addition, and a system that
+    was published with a CNN of its own has another preset with that.
     """
 
-    def __init__(self, data_spec: DataSpec, own: StridedCNN | None = None) -> None:
-        """`own`: a CNN on pixels (N, 3, H, W) from 0 to 1, instead of MAC's backbone."""
+    def __init__(self, data_spec: DataSpec, cnn: StridedCNN | None = None) -> None:
+        """`cnn`: what pixels pass instead of MAC's backbone."""
         super().__init__()
         *_, pixels, channels, height, width = data_spec
-        if own is not None and not pixels:
+        if cnn is not None and not pixels:
             raise InputError(
-                "the data are features, but this preset sees pixels by a CNN of its own; give "
-                "images, or take the preset without -pixels"
+                "the data are features, but this preset has a CNN on pixels; give images, or take "
+                "the preset without -pixels"
             )
-        if own is not None and min(height, width) < own.smallest:
+        if cnn is not None and min(height, width) < cnn.min_size:
             raise InputError(
                 f"images are {height}×{width}; the CNN of this preset needs at least "
-                f"{own.smallest}×{own.smallest}"
+                f"{cnn.min_size}×{cnn.min_size}"
             )
         self.shape = (height, width, 3) if pixels else (channels, height, width)
-        self.backbone = PixelBackbone() if pixels and own is None else None
-        self.own = own
-        self.channels = own.width if own else WIDTHS[-1] if pixels else channels
+        self.cnn = cnn or (PixelBackbone() if pixels else None)
+        self.channels = cnn.width if cnn else WIDTHS[-1] if pixels else channels
         """C, the number of channels of the maps."""
-        self.stride = 16 if own else PixelBackbone.STRIDE if pixels else 1
+        self.stride = 1 if self.cnn is None else self.cnn.STRIDE
         """Pixels, or cells of features, to a cell of the maps."""
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -66,17 +77,7 @@ class FeatureMaps(nn.Module):
                 f"images are {tuple(images.shape)}; this network was made for (images, "
                 f"{', '.join(map(str, self.shape))})"
             )
-        maps: Tensor
-        if self.backbone is not None:
-            maps = self.backbone(images)
-        elif self.own is not None:
-            if images.dtype != torch.uint8:
-                raise InputError(f"images are of {images.dtype}; they must be of torch.uint8")
-            dtype = compute_dtype(next(self.own.parameters()))
-            maps = self.own(images.permute(0, 3, 1, 2).to(dtype) / 255)
-        else:
-            maps = images
-        return maps
+        return images if self.cnn is None else self.cnn(images)
 
 
 class LastStateEncoder(nn.Module):

@@ -26,14 +26,14 @@ from macnet.models.mac import StepTrace, check_group_sizes
 from macnet.models.recipe import FAST_WITH_EMA
 from macnet.models.system import System
 from macnet.models.systems.baselines import TRAINING, LSTMConfig, lstm_encoder
-from macnet.models.systems.inputs import FeatureMaps, check_questions
+from macnet.models.systems.inputs import FeatureMaps
 
 
 @dataclass(frozen=True, kw_only=True)
 class StackedAttentionConfig(LSTMConfig):
     """Options of stacked attention; the defaults are as published."""
 
-    attention: int = 512
+    attention_units: int = 512
     """Hidden units of the attention."""
     glimpses: int = 2
     """Number of times that the image is attended to."""
@@ -76,7 +76,7 @@ class StackedAttentionNetwork(nn.Module):
         self.image = FeatureMaps(data_spec)
         self.reduce = nn.Conv2d(self.image.channels, d, 1)
         self.reduce.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        glimpses = nn.ModuleList(Glimpse(d, config.attention) for _ in range(config.glimpses))
+        glimpses = nn.ModuleList(Glimpse(d, config.attention_units) for _ in range(config.glimpses))
         self.attention = cast(list[Glimpse], glimpses)
         hidden = nn.Linear(d, config.hidden)
         self.output = nn.Sequential(hidden, nn.ReLU(), nn.Linear(config.hidden, data_spec.answers))
@@ -93,9 +93,8 @@ class StackedAttentionNetwork(nn.Module):
         self, images: Tensor, questions: Tensor, *, literal: bool = False
     ) -> tuple[Tensor, list[StepTrace]]:
         """The logits (B, answers), and what each glimpse attended to; u is control and memory."""
-        check_questions(questions)
-        check_group_sizes(len(questions), len(images))
         u = self.question(questions)
+        check_group_sizes(len(u), len(images))
         maps = self.image(images).to(compute_dtype(u), memory_format=torch.channels_last)
         v = self.reduce(maps).flatten(2).transpose(1, 2)  # (N, L, d)
         if literal:
@@ -104,7 +103,16 @@ class StackedAttentionNetwork(nn.Module):
         for glimpse in self.attention:
             before = u
             u, p = glimpse.literal(u, v) if literal else glimpse(u, v)
-            steps.append(StepTrace(None, p, None, None, before, u))
+            steps.append(
+                StepTrace(
+                    words=None,
+                    knowledge=p,
+                    self_attention=None,
+                    gate=None,
+                    control=before,
+                    memory=u,
+                )
+            )
         return self.output(u), steps
 
 
