@@ -305,7 +305,9 @@ def test_help_lists_the_presets_and_opens_with_the_one_that_is_given(
         assert max(map(len, lines)) <= 80
     plain, lstm = said.values()
     assert plain.split("\n\n")[1].startswith("Train a network")
-    assert lstm.split("\n\n")[1].startswith(f"LSTM: {PRESETS['lstm'].system.description[:30]}")
+    _, label, described, *_ = lstm.split("\n\n")
+    assert label == "LSTM"
+    assert described.startswith(PRESETS["lstm"].system.description.split("\n")[0])
 
 
 def test_other_help_loads_no_torch() -> None:

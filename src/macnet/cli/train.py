@@ -81,7 +81,7 @@ def _help(preset: str | None) -> str:
     about = ""
     if preset is not None:
         system = find_preset(preset).system
-        about = f"{indent(system.description, '  ')}\n\n"
+        about = f"{system.label}\n\n{indent(system.description, '  ')}\n\n"
     presets = {k: v for system in SYSTEMS.values() for k, v in system.summaries.items()}
     width = max(map(len, presets))
     listed = "\n".join(f"  {name:{width}}  {summary}" for name, summary in presets.items())
