@@ -9,8 +9,9 @@ each of four residual blocks: a channel for yellow can be turned up, one for sph
     r = ReLU(conv1×1[x, coordinates])     x ← r + ReLU(γ ⊙ norm(conv3×3(r)) + β)
 
 Up to γ and β of the first block, maps are the same for all questions about an image, and are
-computed once. A convolution of [x, coordinates] is a sum of two, of which that of the coordinates
-is the same for all images.
+computed once; mean and variance over them are the same, but for n/(n − 1) of the running variance.
+A convolution of [x, coordinates] is a sum of two, of which that of the coordinates is the same for
+all images.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """CNN+LSTM+RN: the relation network of Santoro et al. (2017).
 
 "Is there a cube of the same size as the ball?" Every cell of a coarse grid is an object. One small
-network g, the same for all, looks at each pair of objects in the light of the question: do these
-two answer it? The sum of what it says about all pairs is the evidence, which f turns into answers.
+network g, the same for all, takes each pair of objects together with the question: are these two a
+ball and a cube of its size? The sum of its outputs over all pairs is what f answers from.
 
     o_i  (N, L, 26)  the L = 64 objects of an image: 24 channels and 2 coordinates
     q    (B, 128)    the question, read backwards;  B = N·G, G questions about each image
@@ -69,7 +69,7 @@ class RelationNetworkConfig:
     dropout: float = 0.5
     """The dropout rate in the second layer of f."""
     pooling: Literal["sum", "mean"] = "mean"
-    """Whether what g says of all pairs is summed, as published, or averaged.
+    """Whether the outputs of g for all pairs are summed, as published, or averaged.
 
     Either is the other with another first layer of f, but a step of that layer changes the logits
     by as many times more as there are pairs if it takes a sum.
