@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from macnet.errors import InputError
 
@@ -33,6 +33,14 @@ def check_choice(name: str, hint: Any, value: object) -> None:
         raise InputError(f"{name} is {value!r}; choose True or False")
     if get_origin(hint) is Literal and value not in get_args(hint):
         raise InputError(f"{name} is {value!r}; choose one of {', '.join(get_args(hint))}")
+
+
+def check_fields(config: DataclassInstance, repeated: Collection[str] = ()) -> None:
+    """Check each field that is a number of something or a choice; `repeated` count parts."""
+    for name, hint in get_type_hints(type(config)).items():
+        if hint is int:
+            check_count(name, getattr(config, name), REPEATS if name in repeated else SIZES)
+        check_choice(name, hint, getattr(config, name))
 
 
 def with_changes(config: Config, changes: Mapping[str, Any], within: str = "") -> Config:

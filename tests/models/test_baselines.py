@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from macnet.data.spec import DataSpec
@@ -23,6 +23,7 @@ from macnet.models.systems.baselines import (
     LSTMNetwork,
     lstm_encoder,
 )
+from system_checks import count_parameters, padded
 
 pytestmark = pytest.mark.usefixtures("narrow_backbone")
 SMALL = {"embedding": 12, "units": 10, "hidden": 32}
@@ -50,24 +51,15 @@ def images_of(image: dict[str, Any], count: int) -> Tensor:
     return torch.randn(count, image["channels"], image["height"], image["width"])
 
 
-def padded(questions: list[list[int]], extra: int = 0) -> Tensor:
-    width = max(map(len, questions)) + extra
-    return torch.tensor([words + [PAD] * (width - len(words)) for words in questions])
-
-
 # --- As specified ----------------------------------------------------------------------------
-
-
-def size(network: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
 
 
 def test_parameters_are_as_many_as_published() -> None:
     data_spec = DataSpec(93, 32, 13, pixels=False, channels=1024, height=14, width=14)
     with torch.device("meta"):
-        assert size(LSTMNetwork(LSTMConfig(), data_spec)) == 1_421_596
+        assert count_parameters(LSTMNetwork(LSTMConfig(), data_spec)) == 1_421_596
         network = CNNLSTMNetwork(CNNLSTMConfig(), data_spec)
-    assert size(network) == 27_636_508
+    assert count_parameters(network) == 27_636_508
     assert network.output.hidden.in_features == 256 + 512 * 7 * 7
 
 

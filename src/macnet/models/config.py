@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Literal, get_type_hints
+from typing import Literal
 
-from macnet.configuration import REPEATS, SIZES, check_choice, check_count
+from macnet.configuration import REPEATS, SIZES, check_choice, check_fields
 from macnet.errors import InputError
 
 
@@ -131,10 +131,7 @@ class MACConfig:
     """Dropout rates, by place."""
 
     def __post_init__(self) -> None:
-        for name, hint in get_type_hints(type(self)).items():
-            if hint is int:
-                check_count(name, getattr(self, name), REPEATS if name == "p" else SIZES)
-            check_choice(name, hint, getattr(self, name))
+        check_fields(self, repeated=("p",))
         for name, least, most in (("widths", 1, SIZES), ("blocks", 0, REPEATS)):
             value = getattr(self, name)
             whole = all(type(count) is int and least <= count <= most for count in value)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from macnet.models.layers import can_use_triton, compute_dtype, has_large_shared_memory
+from macnet.models.lstm import run_layer
 
 
 def gru_last_state(
@@ -37,21 +38,7 @@ def torch_gru(
     x: Tensor, lengths: Tensor, weight_x: Tensor, weight_h: Tensor, bias_x: Tensor, bias_h: Tensor
 ) -> Tensor:
     """The same by torch's own GRU."""
-    weights = [weight_x, weight_h, bias_x, bias_h]
-    if x.is_cuda:  # cuDNN wants them in one piece of memory, and warns at each call otherwise
-        pieces = torch.cat([w.flatten() for w in weights]).split([w.numel() for w in weights])
-        weights = [piece.view_as(w) for piece, w in zip(pieces, weights, strict=True)]
     start = x.new_zeros(1, x.shape[0], weight_h.shape[-1])
-    states, _ = torch.gru(
-        x,
-        start,
-        weights,
-        has_biases=True,
-        num_layers=1,
-        dropout=0.0,
-        train=torch.is_grad_enabled(),
-        bidirectional=False,
-        batch_first=True,
-    )
+    states = run_layer(torch.gru, x, start, [weight_x, weight_h, bias_x, bias_h])
     # Padding comes after the last word, and so changes nothing before it.
     return states.take_along_dim(lengths[:, None, None] - 1, dim=1).squeeze(1)

@@ -73,6 +73,11 @@ def can_use_triton(device: torch.device, dtype: torch.dtype) -> bool:
     return HAS_TRITON and device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
+def needs_gradient(*inputs: Tensor) -> bool:
+    """Whether a backward pass may follow; inside a Function nothing tells that no_grad is on."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+
+
 def has_large_shared_memory(device: torch.device) -> bool:
     """Whether a GPU's processors have 227 KB for a program, as H100, H200 and B200 do."""
     return torch.cuda.get_device_capability(device)[0] in (9, 10)

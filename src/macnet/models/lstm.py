@@ -8,6 +8,8 @@ backwards from its own last word, without waiting.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -85,15 +87,22 @@ def reversed_positions(lengths: Tensor, steps: int) -> Tensor:
 
 def run_direction(x: Tensor, weight_x: Tensor, weight_h: Tensor, bias: Tensor) -> Tensor:
     """One direction's states, word after word from zero: (B, S, e) -> (B, S, u)."""
+    start = x.new_zeros(1, x.shape[0], weight_h.shape[-1])
     # torch has two biases, which are only ever added.
     weights = [weight_x, weight_h, bias, torch.zeros_like(bias)]
-    # cuDNN wants them in one piece of memory, and warns at each call if they are not.
-    pieces = torch.cat([w.flatten() for w in weights]).split([w.numel() for w in weights])
-    weights = [piece.view_as(w) for piece, w in zip(pieces, weights, strict=True)]
-    start = x.new_zeros(1, x.shape[0], weight_h.shape[-1])
-    states, _, _ = torch.lstm(
+    return run_layer(torch.lstm, x, (start, start), weights)
+
+
+def run_layer(
+    layer: Callable[..., tuple[Tensor, ...]], x: Tensor, start: Any, weights: list[Tensor]
+) -> Tensor:
+    """The states (B, S, u) of one direction of `torch.lstm` or `torch.gru`."""
+    if x.is_cuda:  # cuDNN wants them in one piece of memory, and warns at each call otherwise
+        pieces = torch.cat([w.flatten() for w in weights]).split([w.numel() for w in weights])
+        weights = [piece.view_as(w) for piece, w in zip(pieces, weights, strict=True)]
+    return layer(
         x,
-        (start, start),
+        start,
         weights,
         has_biases=True,
         num_layers=1,
@@ -101,5 +110,4 @@ def run_direction(x: Tensor, weight_x: Tensor, weight_h: Tensor, bias: Tensor) -
         train=torch.is_grad_enabled(),
         bidirectional=False,
         batch_first=True,
-    )
-    return states
+    )[0]

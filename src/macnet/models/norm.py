@@ -31,18 +31,23 @@ class BatchNorm2d(nn.BatchNorm2d):
         if not self.training or distributed.size() == 1:
             return super().forward(x)
         assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        assert self.momentum is not None
         mean, var = _mean_and_variance(x.detach().to(self.running_mean.dtype))
-        with torch.no_grad():
-            self.num_batches_tracked += 1
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(var * (values / (values - 1)), self.momentum)
+        self.track(mean, var, values)
         weight = torch.ones_like(var) if self.weight is None else self.weight
         bias = torch.zeros_like(mean) if self.bias is None else self.bias
         y: Tensor = _Normalize.apply(x, weight, bias, mean, var, self.eps)  # type: ignore[no-untyped-call]
         return y
+
+    @torch.no_grad()
+    def track(self, mean: Tensor, var: Tensor, values: int) -> None:
+        """Move the running statistics towards those (C) of a batch with so many values each."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        assert self.momentum is not None
+        self.num_batches_tracked += 1
+        self.running_mean.lerp_(mean, self.momentum)
+        self.running_var.lerp_(var * (values / (values - 1)), self.momentum)
 
 
 def check_values(count: int) -> None:

@@ -19,65 +19,48 @@ x as well. The pooled maps are max ReLU(s ⊙ x + o) over cells, where g is of o
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from macnet.models.norm import check_values
+from macnet.models.norm import BatchNorm2d, check_values
 
 CELLS, WIDTH = 16, 128  # cells and channels of a program at a time
+TILE = {"CELLS": CELLS, "WIDTH": WIDTH}
 
 
-class Moments(NamedTuple):
-    """Of each channel, over all cells of all maps."""
-
-    mean: Tensor  # (C)
-    var: Tensor  # (C)
-
-
-def modulate(r: Tensor, x: Tensor, norm: nn.BatchNorm2d, gamma: Tensor, beta: Tensor) -> Tensor:
+def modulate(r: Tensor, x: Tensor, norm: BatchNorm2d, gamma: Tensor, beta: Tensor) -> Tensor:
     """r + ReLU(γ ⊙ norm(x) + β) in training: r and x (N, C, H, W), γ and β (B, C)."""
     r, x = (maps.contiguous(memory_format=torch.channels_last) for maps in (r, x))
-    moments = _measure(x, norm)
-    out: Tensor = _Modulate.apply(r, x, gamma.float(), beta.float(), *moments, norm.eps)
+    out: Tensor = _Modulate.apply(r, x, gamma.float(), beta.float(), *_measure(x, norm))
     return out
 
 
-def pool(x: Tensor, norm: nn.BatchNorm2d) -> Tensor:
+def pool(x: Tensor, norm: BatchNorm2d) -> Tensor:
     """The maximum of ReLU(norm(x)) over cells, in training: (B, C, H, W) → (B, C)."""
     x = x.contiguous(memory_format=torch.channels_last)
-    moments = _measure(x, norm)
-    pooled: Tensor = _Pool.apply(x, norm.weight.float(), norm.bias.float(), *moments, norm.eps)
+    pooled: Tensor = _Pool.apply(x, norm.weight.float(), norm.bias.float(), *_measure(x, norm))
     return pooled
 
 
-def _measure(x: Tensor, norm: nn.BatchNorm2d) -> Moments:
-    """Mean and variance; the running ones move towards them as `nn.BatchNorm2d` moves its own."""
+def _measure(x: Tensor, norm: BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """μ and 1/σ (C) of each channel, over all cells of all maps; the running statistics move."""
     maps, channels, height, width = x.shape
     cells = height * width
     values = maps * cells
     check_values(values)
     parts = x.new_empty(2, maps, channels, dtype=torch.float32)
     with torch.cuda.device_of(x):
-        _measure_map[maps, triton.cdiv(channels, WIDTH)](
-            x, parts, maps, cells, channels, CELLS=CELLS, WIDTH=WIDTH
-        )
+        _measure_map[maps, triton.cdiv(channels, WIDTH)](x, parts, maps, cells, channels, **TILE)
     means, within = parts
     between, mean = torch.var_mean(means, 0, correction=0)
     var = within.mean(0) + between
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    assert norm.num_batches_tracked is not None
-    assert norm.momentum is not None
-    with torch.no_grad():
-        norm.num_batches_tracked += 1
-        norm.running_mean.lerp_(mean, norm.momentum)
-        norm.running_var.lerp_(var * (values / (values - 1)), norm.momentum)
-    return Moments(mean, var)
+    norm.track(mean, var, values)
+    return mean, (var + norm.eps).rsqrt()
 
 
 class _Modulate(torch.autograd.Function):
@@ -91,19 +74,16 @@ class _Modulate(torch.autograd.Function):
         gamma: Tensor,
         beta: Tensor,
         mean: Tensor,
-        var: Tensor,
-        eps: float,
+        inverse: Tensor,
     ) -> Tensor:
         (n, channels, height, width), batch = x.shape, len(gamma)
         cells = height * width
-        inverse = (var + eps).rsqrt()
         scale = gamma * inverse  # (B, C)
         offset = torch.addcmul(beta, scale, mean, value=-1)
         out = x.new_empty(batch, height, width, channels).permute(0, 3, 1, 2)
         grid = batch, triton.cdiv(cells, CELLS), triton.cdiv(channels, WIDTH)
-        sizes = {"CELLS": CELLS, "WIDTH": WIDTH}
         with torch.cuda.device_of(x):
-            _modulate[grid](r, x, scale, offset, out, batch // n, cells, channels, **sizes)
+            _modulate[grid](r, x, scale, offset, out, batch // n, cells, channels, **TILE)
         ctx.save_for_backward(x, gamma, scale, offset, mean, inverse)
         return out
 
@@ -115,11 +95,10 @@ class _Modulate(torch.autograd.Function):
         cells, groups = height * width, batch // n
         dout = dout.contiguous(memory_format=torch.channels_last)
         sums = x.new_empty(2, batch, channels, dtype=torch.float32)
-        sizes = {"CELLS": CELLS, "WIDTH": WIDTH}
         blocks = triton.cdiv(channels, WIDTH)
         of_x = dout, x, scale, offset
         with torch.cuda.device_of(x):
-            _modulate_sums[batch, blocks](*of_x, sums, batch, groups, cells, channels, **sizes)
+            _modulate_sums[batch, blocks](*of_x, sums, batch, groups, cells, channels, **TILE)
             dbeta, of_input = sums
             dgamma = (of_input - mean * dbeta) * inverse
             constant, slope = _through_moments(
@@ -130,9 +109,9 @@ class _Modulate(torch.autograd.Function):
             _modulate_backward[n, triton.cdiv(cells, CELLS), blocks](
                 *(*of_x, constant, slope, dx, dr if groups > 1 else None),
                 *(groups, cells, channels),
-                **sizes,
+                **TILE,
             )
-        return dr, dx, dgamma, dbeta, None, None, None
+        return dr, dx, dgamma, dbeta, None, None
 
 
 class _Pool(torch.autograd.Function):
@@ -140,18 +119,16 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: float
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, inverse: Tensor
     ) -> Tensor:
         batch, channels, height, width = x.shape
-        inverse = (var + eps).rsqrt()
         scale = weight * inverse  # (C)
         offset = torch.addcmul(bias, scale, mean, value=-1)
         pooled = x.new_empty(batch, channels)
         place = x.new_empty(batch, channels, dtype=torch.int32)
-        sizes = {"CELLS": CELLS, "WIDTH": WIDTH}
         with torch.cuda.device_of(x):
             _pool[batch, triton.cdiv(channels, WIDTH)](
-                x, scale, offset, pooled, place, height * width, channels, **sizes
+                x, scale, offset, pooled, place, height * width, channels, **TILE
             )
         ctx.save_for_backward(x, weight, pooled, place, scale, mean, inverse)
         return pooled
@@ -173,12 +150,8 @@ class _Pool(torch.autograd.Function):
         dx = torch.empty_like(x)
         grid = batch, triton.cdiv(cells, CELLS), triton.cdiv(channels, WIDTH)
         with torch.cuda.device_of(x):
-            _pool_backward[grid](
-                *(x, g * scale, place, constant, slope, dx, cells, channels),
-                CELLS=CELLS,
-                WIDTH=WIDTH,
-            )
-        return dx, of_input.sum(0), g.sum(0), None, None, None
+            _pool_backward[grid](x, g * scale, place, constant, slope, dx, cells, channels, **TILE)
+        return dx, of_input.sum(0), g.sum(0), None, None
 
 
 def _through_moments(
@@ -195,6 +168,12 @@ def _channels(channels, axis: tl.constexpr, WIDTH: tl.constexpr):
     """This program's channels, and which of them exist."""
     channel = tl.program_id(axis) * WIDTH + tl.arange(0, WIDTH)
     return channel, channel < channels
+
+
+@triton.jit
+def _load_row(ptr, row, channels, channel, exists):
+    """This program's channels of a row, as (1, C)."""
+    return tl.load(ptr + row * channels + channel, mask=exists, other=0.0)[None]
 
 
 @triton.jit
@@ -247,8 +226,8 @@ def _modulate(
     channel, exists = _channels(channels, 2, WIDTH)
     cell = (tl.program_id(1) * CELLS + tl.arange(0, CELLS))[:, None]
     mask = (cell < cells) & exists[None]
-    scale = tl.load(scale_ptr + question * channels + channel, mask=exists, other=0.0)[None]
-    offset = tl.load(offset_ptr + question * channels + channel, mask=exists, other=0.0)[None]
+    scale = _load_row(scale_ptr, question, channels, channel, exists)
+    offset = _load_row(offset_ptr, question, channels, channel, exists)
     here = cell * channels + channel[None]
     source = question // groups * cells * channels + here
     r = tl.load(r_ptr + source, mask=mask, other=0.0).to(tl.float32)
@@ -276,8 +255,8 @@ def _modulate_sums(
     """G₀ and G₁ of a question."""
     question = tl.program_id(0).to(tl.int64)
     channel, exists = _channels(channels, 1, WIDTH)
-    scale = tl.load(scale_ptr + question * channels + channel, mask=exists, other=0.0)[None]
-    offset = tl.load(offset_ptr + question * channels + channel, mask=exists, other=0.0)[None]
+    scale = _load_row(scale_ptr, question, channels, channel, exists)
+    offset = _load_row(offset_ptr, question, channels, channel, exists)
     dout_ptr += question * cells * channels + channel[None]
     x_ptr += question // groups * cells * channels + channel[None]
     of_one = tl.zeros((CELLS, WIDTH), tl.float32)
@@ -319,12 +298,12 @@ def _modulate_backward(
     here = cell * channels + channel[None]
     size = cells * channels
     x = tl.load(x_ptr + image * size + here, mask=mask, other=0.0).to(tl.float32)
-    constant = tl.load(constant_ptr + channel, mask=exists, other=0.0)[None]
-    dx = constant + tl.load(slope_ptr + channel, mask=exists, other=0.0)[None] * x
+    constant = _load_row(constant_ptr, 0, channels, channel, exists)
+    dx = constant + _load_row(slope_ptr, 0, channels, channel, exists) * x
     dr = tl.zeros((CELLS, WIDTH), tl.float32)
     for question in range(image * groups, (image + 1) * groups):
-        scale = tl.load(scale_ptr + question * channels + channel, mask=exists, other=0.0)[None]
-        offset = tl.load(offset_ptr + question * channels + channel, mask=exists, other=0.0)[None]
+        scale = _load_row(scale_ptr, question, channels, channel, exists)
+        offset = _load_row(offset_ptr, question, channels, channel, exists)
         dout = tl.load(dout_ptr + question * size + here, mask=mask, other=0.0).to(tl.float32)
         dx += tl.where(scale * x + offset > 0, scale * dout, 0.0)
         dr += dout
@@ -349,8 +328,8 @@ def _pool(
     """The maximum over the cells of a map, and where it is."""
     image = tl.program_id(0).to(tl.int64)
     channel, exists = _channels(channels, 1, WIDTH)
-    scale = tl.load(scale_ptr + channel, mask=exists, other=0.0)[None]
-    offset = tl.load(offset_ptr + channel, mask=exists, other=0.0)[None]
+    scale = _load_row(scale_ptr, 0, channels, channel, exists)
+    offset = _load_row(offset_ptr, 0, channels, channel, exists)
     x_ptr += image * cells * channels + channel[None]
     best = tl.full((CELLS, WIDTH), float("-inf"), tl.float32)
     place = tl.zeros((CELLS, WIDTH), tl.int32)
@@ -393,9 +372,9 @@ def _pool_backward(
     mask = (cell < cells) & exists[None]
     here = image * cells * channels + cell * channels + channel[None]
     x = tl.load(x_ptr + here, mask=mask, other=0.0).to(tl.float32)
-    constant = tl.load(constant_ptr + channel, mask=exists, other=0.0)[None]
-    slope = tl.load(slope_ptr + channel, mask=exists, other=0.0)[None]
-    peak = tl.load(peak_ptr + image * channels + channel, mask=exists, other=0.0)[None]
+    constant = _load_row(constant_ptr, 0, channels, channel, exists)
+    slope = _load_row(slope_ptr, 0, channels, channel, exists)
+    peak = _load_row(peak_ptr, image, channels, channel, exists)
     place = tl.load(place_ptr + image * channels + channel, mask=exists, other=0)[None]
     dx = constant + slope * x + tl.where(cell == place, peak, 0.0)
     tl.store(dx_ptr + here, dx.to(dx_ptr.dtype.element_ty), mask=mask)

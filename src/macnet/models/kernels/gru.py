@@ -23,13 +23,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from macnet.models.kernels.lstm import _tanh
+from macnet.models.kernels.lstm import _tanh, with_bias
+from macnet.models.layers import needs_gradient
 
 ROWS = 128  # questions of a program
 FORWARD = {"ROWS": ROWS, "COLUMNS": 64, "DEPTH": 64, "num_warps": 8, "num_stages": 4}
@@ -86,9 +86,7 @@ def gru(
     weight_x = torch.cat([w_r, w_z, torch.zeros_like(w_n), w_n])
     bias = torch.cat([x_r + h_r, x_z + h_z, h_n, x_n])
     inputs = x, lengths, weight_x, weight_h, bias
-    # Inside a Function nothing tells whether torch.no_grad is on.
-    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    last: Tensor = _GRU.apply(*inputs, dtype, keeps)
+    last: Tensor = _GRU.apply(*inputs, dtype, needs_gradient(*inputs))
     return last
 
 
@@ -111,12 +109,8 @@ class _GRU(torch.autograd.Function):
         ctx.inputs, ctx.dtypes = inputs, [a.dtype for a in (x, weight_x, weight_h, bias)]
         packing = pack(lengths, steps)
 
-        # Tensor cores want rows of a multiple of 8, say E. The columns that this adds are ones, of
-        # which the first meets the bias: so that, and its gradient, are part of the products.
-        added = 8 - inputs % 8
-        words = F.pad(x.to(dtype).flatten(0, 1)[packing.source], (0, added), value=1.0)  # (S·B, E)
-        weight_x = torch.cat([weight_x, bias[:, None]], 1).to(dtype)
-        weight_x = F.pad(weight_x, (0, added - 1))  # (4u, E)
+        words = x.to(dtype).flatten(0, 1)[packing.source]  # (S·B, e)
+        words, weight_x = with_bias(words, weight_x, bias)  # (S·B, E), (4u, E)
         weight_h = weight_h.to(dtype).contiguous()
 
         gates = words @ weight_x.T  # (S·B, 4u), the inputs' part

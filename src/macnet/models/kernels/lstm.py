@@ -25,6 +25,8 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from macnet.models.layers import needs_gradient
+
 try:
     from macnet.models.kernels import lstm_persistent as persistent
 except (ImportError, AttributeError):  # it supports some releases of Triton only
@@ -63,9 +65,7 @@ def lstm(
 ) -> tuple[Tensor, Tensor]:
     """The states and last states of `lstm.run_lstm`, computed in `dtype`."""
     inputs = x, lengths, weight_x, weight_h, bias
-    # Inside a Function nothing tells whether torch.no_grad is on.
-    keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
-    states, last = _LSTM.apply(*inputs, dtype, keeps)
+    states, last = _LSTM.apply(*inputs, dtype, needs_gradient(*inputs))
     return states, last
 
 
@@ -87,14 +87,10 @@ class _LSTM(torch.autograd.Function):
         (batch, steps, inputs), (directions, _, units) = x.shape, weight_h.shape
         ctx.inputs, ctx.dtypes = inputs, [a.dtype for a in (x, weight_x, weight_h, bias)]
 
-        # Tensor cores want rows of a multiple of 8, say E. The columns that this adds are ones, of
-        # which the first meets the bias: so that, and its gradient, are part of the products.
-        added = 8 - inputs % 8
         is_pad = torch.arange(steps, device=x.device) >= lengths[:, None]  # (B, S)
-        words = F.pad(x.to(dtype), (0, added), value=1.0)  # (B, S, E)
+        words, weight_x = with_bias(x.to(dtype), weight_x, bias)  # (B, S, E), (D, 4u, E)
         words.masked_fill_(is_pad[..., None], 0)  # padding may be NaN, and 0 · NaN is no gradient
-        weight_x = torch.cat([weight_x, bias[..., None]], dim=-1).to(dtype)
-        weight_x = F.pad(weight_x, (0, added - 1)).flatten(0, 1)  # (D·4u, E)
+        weight_x = weight_x.flatten(0, 1)  # (D·4u, E)
         weight_h = weight_h.to(dtype).contiguous()
 
         # The inputs' part of the gates.
@@ -103,9 +99,8 @@ class _LSTM(torch.autograd.Function):
         slopes = None  # all that backward needs of a step
         if keeps:
             slopes = gates.new_empty(batch, steps, directions, 6, units)
-        cells = gates.new_empty(
-            batch, directions, units, dtype=torch.float32
-        )  # carried from step to step
+        # Carried from step to step.
+        cells = gates.new_empty(batch, directions, units, dtype=torch.float32)
         last = gates.new_empty(batch, directions * units)
         lengths, order = lengths.sort(descending=True)
         arrays = gates, weight_h, states, slopes, cells, last
@@ -138,9 +133,8 @@ class _LSTM(torch.autograd.Function):
                     _step_backward[grid](*arrays, order, lengths, t, batch, steps, **options)
 
         rows = dgates.view(batch * steps, -1)  # (B·S, D·4u)
-        dweight_x = (rows.T @ words.flatten(0, 1)).view(
-            directions, 4 * units, -1
-        )  # with the bias's
+        # With the bias's.
+        dweight_x = (rows.T @ words.flatten(0, 1)).view(directions, 4 * units, -1)
         dx = (rows @ weight_x).view_as(words) if ctx.needs_input_grad[0] else None
 
         # Each word met the state at the word that was read before it: of all words in a row, that
@@ -163,6 +157,17 @@ class _LSTM(torch.autograd.Function):
             None,
             None,
         )
+
+
+def with_bias(x: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    """x (…, e) and W (…, e) with more columns, so that their product is W x + b, in x's precision.
+
+    Tensor cores want rows of a multiple of 8, say E. The columns that this adds are ones, of which
+    the first meets the bias: so that, and its gradient, are part of the products.
+    """
+    added = 8 - x.shape[-1] % 8
+    weight = torch.cat([weight, bias[..., None]], dim=-1).to(x.dtype)
+    return F.pad(x, (0, added), value=1.0), F.pad(weight, (0, added - 1))
 
 
 def _is_persistent(weight_h: Tensor) -> bool:

@@ -28,6 +28,8 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from macnet.models.layers import needs_gradient
+
 FORWARD = {"ROWS": 128, "DEPTH": 64, "num_warps": 8, "num_stages": 3}
 BACKWARD = {"ROWS": 128, "DEPTH": 64, "num_warps": 8, "num_stages": 3}
 LAST = {"ROWS": 64, "num_warps": 8}
@@ -44,9 +46,7 @@ def sum_over_pairs(
     and the biases (g), of the second layer to the last.
     """
     inputs = a, b, q, *weights, *biases
-    # Inside an autograd.Function nothing tells whether torch.no_grad is on.
-    keeps = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
-    out: Tensor = _SumOverPairs.apply(keeps, *inputs)
+    out: Tensor = _SumOverPairs.apply(needs_gradient(*inputs), *inputs)
     return out
 
 

@@ -6,13 +6,13 @@ as torch initialises them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from macnet.configuration import REPEATS, SIZES, check_count
+from macnet.configuration import check_fields
 from macnet.data.spec import DataSpec
 from macnet.errors import InputError
 from macnet.models.layers import compute_dtype
@@ -36,9 +36,7 @@ class LSTMConfig:
     """Hidden units of the classifier."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            most = REPEATS if field.name == "layers" else SIZES
-            check_count(field.name, getattr(self, field.name), most)
+        check_fields(self, repeated=("layers",))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ all images.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from macnet import distributed
-from macnet.configuration import REPEATS, SIZES, check_choice, check_count
+from macnet.configuration import check_fields
 from macnet.data.spec import DataSpec
 from macnet.models.encoders import PAD, coordinates, embed_tokens, question_lengths
 from macnet.models.gru import gru_last_state
@@ -58,11 +58,7 @@ class FiLMConfig:
     """Hidden units of the classifier."""
 
     def __post_init__(self) -> None:
-        check_choice("backbone", Literal["residual", "strided"], self.backbone)
-        for field in fields(self):
-            if field.name != "backbone":
-                most = REPEATS if field.name == "blocks" else SIZES
-                check_count(field.name, getattr(self, field.name), most)
+        check_fields(self, repeated=("blocks",))
 
 
 class Generator(nn.Module):

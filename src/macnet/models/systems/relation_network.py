@@ -20,7 +20,7 @@ He's, without biases, and the first layer of f is divided by the number of pairs
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal, cast
 
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from macnet.configuration import REPEATS, SIZES, check_choice, check_count
+from macnet.configuration import check_fields
 from macnet.data.spec import DataSpec
 from macnet.errors import InputError
 from macnet.models.encoders import coordinates, question_lengths
@@ -76,12 +76,7 @@ class RelationNetworkConfig:
     """
 
     def __post_init__(self) -> None:
-        check_choice("backbone", Literal["residual", "strided"], self.backbone)
-        check_choice("pooling", Literal["sum", "mean"], self.pooling)
-        for field in fields(self):
-            if field.name not in ("backbone", "dropout", "pooling"):
-                most = REPEATS if field.name == "g_layers" else SIZES
-                check_count(field.name, getattr(self, field.name), most)
+        check_fields(self, repeated=("g_layers",))
         if not (isinstance(self.dropout, int | float) and 0 <= self.dropout < 1):
             raise InputError(f"dropout is {self.dropout!r}; it must be a number from 0 to below 1")
 
