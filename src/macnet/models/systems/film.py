@@ -237,12 +237,13 @@ class FiLMNetwork(nn.Module):
         return self.forward(images, questions, literal=True)
 
 
-# Weight decay is of all parameters, and coupled: a part of the gradient.
 TRAINING = TrainingSpec(
+    # Weight decay is of all parameters, and coupled: a part of the gradient.
     paper=Recipe(lr=3e-4, weight_decay=1e-5, clip=0, ema=0, epochs=80),
-    # At MAC's 3e-3 the norm of the gradients grew from 1 to 9,000 after 1.2 epochs
-    # (results/systems_accuracy_h200.json).
-    fast={**FAST_WITH_EMA, "lr": 1e-3, "weight_decay": 0},
+    # At MAC's 3e-3 gradients explode in the second epoch. Without weight decay, here decoupled, it
+    # learns its 70,000 images by heart: after five epochs it answers 88% of the questions it is
+    # trained on and 74% of others; with it, 85 and 82% (results/systems_accuracy_h200.json).
+    fast={**FAST_WITH_EMA, "lr": 1e-3, "weight_decay": 1},
     humans={"trainable": ("generator",)},  # as in training, but for what is frozen
 )
 FILM = System(
