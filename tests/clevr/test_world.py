@@ -75,6 +75,7 @@ def test_going_on_is_as_if_never_stopped(unbroken: list[Block]) -> None:
     assert_same(take(1, position=stopped.position), unbroken[1:2])
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_workers_change_nothing(unbroken: list[Block]) -> None:
     assert_same(take(2, position=1, workers=2), unbroken[1:])
 
@@ -108,6 +109,7 @@ def words(asked: list[list[Question]]) -> int:
     return sum(len(question.text.split()) for questions in asked for question in questions)
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_questions_are_encoded_where_they_are_made(unbroken: list[Block]) -> None:
     (block,) = take(1, encode=words, workers=1, position=1)
     assert block.questions == words(unbroken[1].questions)
@@ -166,6 +168,7 @@ def fail(asked: list[list[Question]]) -> None:
     raise RuntimeError("cannot encode")
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_a_failure_in_a_worker_is_a_failure_here() -> None:
     with (
         pytest.raises(RuntimeError, match="cannot encode"),
