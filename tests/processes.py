@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -89,13 +88,6 @@ def _command(streams: tuple[Connection, Connection], arguments: list[str]) -> No
     tracker: Any = resource_tracker._resource_tracker
     tracker._fd = tracker._pid = None
     sys.exit(main(arguments))
-
-
-def loaded_with(modules: str, among: set[str]) -> set[str]:
-    """Which of these a fresh Python has loaded once it has imported some modules."""
-    check = f"import sys, {modules}; print(*{among} & sys.modules.keys())"
-    run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    return set(run.stdout.split())
 
 
 def _join(

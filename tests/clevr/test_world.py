@@ -18,7 +18,6 @@ from macnet.clevr.world import (
     generate_scenes,
 )
 from macnet.errors import InputError
-from processes import loaded_with
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 WORLD = World(seed=3, width=36, height=24, questions_per_image=3)
@@ -175,10 +174,6 @@ def test_a_failure_in_a_worker_is_a_failure_here() -> None:
         Stream(WORLD, workers=1, encode=fail) as stream,
     ):
         next(stream)
-
-
-def test_the_gpu_machine_needs_no_argument_parser() -> None:
-    assert not loaded_with("macnet.clevr.world", {"tyro", "msgspec", "PIL", "matplotlib"})
 
 
 @pytest.mark.parametrize("step", ["render", "all_visible"])
