@@ -23,6 +23,14 @@ from tiny_networks import narrow
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LONG = ("test_shipped.py", "test_distributed.py", "test_command_line.py", "test_endless.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long comes first, so that processes of xdist do not wait for one in the end."""
+    items.sort(key=lambda item: item.path.name not in LONG)
+
+
 def pytest_collection_finish() -> None:
     """To look for garbage among all that torch and the tests have brought takes a tenth of them."""
     gc.collect()

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
 from macnet.distributed import process_group, rank
@@ -28,7 +29,7 @@ def train(folder: Path, made: TrainingPlan) -> None:
         step(learner, number, rate)
 
     torch.set_num_threads(1)
-    Learner.step = doomed  # type: ignore[method-assign, assignment]
-    trainer_module.draw_curve = lambda *_: None  # which takes its time
-    with process_group("cpu"):
+    with pytest.MonkeyPatch.context() as patch, process_group("cpu"):
+        patch.setattr(Learner, "step", doomed)
+        patch.setattr(trainer_module, "draw_curve", lambda *_: None)  # which takes its time
         trainer(folder, made, save_every=0).train(resume=True)

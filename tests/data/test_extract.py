@@ -209,7 +209,7 @@ def run_slowly(folder: Path) -> None:
     torch.set_num_threads(1)
     os.chdir(folder)
     module.SECONDS_BETWEEN_COUNTS = 0.0
-    module._features = features
+    module._features = features  # type: ignore[assignment]
     run("f.h5")
 
 
