@@ -6,6 +6,9 @@ BIN := .venv/bin
 QUESTION := What color is the cylinder that is left of the small metal thing \
 	that is in front of the red metal cube?
 
+# Where no bytecode is kept, every run of the tests would compile them again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test pytest gpu-test lint
 # The shipped network answers about a fresh scene; then a small one learns beside it, on the CPU.
 run: .venv/installed

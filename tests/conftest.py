@@ -5,20 +5,30 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from macnet import workers
 from macnet.clevr import generate, questions, world
 from macnet.data import endless as stream
 from macnet.data import generated as drawn
 from macnet.explain import pointing
-from macnet.models.encoders import PixelBackbone
-from macnet.models.systems import inputs
+from processes import warm
+from tiny_networks import narrow
 
 # Whoever runs the tests in the background may have had this ignored, and so would every process
 # that a test starts in order to interrupt it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+LONG = ("test_shipped.py", "test_distributed.py", "test_command_line.py", "test_endless.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes long comes first, so that processes of xdist do not wait for one in the end."""
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 def pytest_collection_finish() -> None:
@@ -45,18 +55,16 @@ def small_blocks() -> Iterator[int]:
         yield 50
 
 
-class NarrowBackbone(PixelBackbone):
-    """MAC's backbone, but for its widths."""
-
-    def __init__(self) -> None:
-        super().__init__((4, 6, 8), (0, 1, 1))
+@pytest.fixture
+def warm_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Worker processes that do not wait for torch; those of commands in tests/e2e are spawned."""
+    monkeypatch.setattr(workers, "multiprocessing", SimpleNamespace(get_context=lambda _: warm()))
 
 
 @pytest.fixture
 def narrow_backbone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other systems than MAC, which have no option for it, see pixels with few channels."""
-    monkeypatch.setattr(inputs, "PixelBackbone", NarrowBackbone)
-    monkeypatch.setattr(inputs, "WIDTHS", (4, 6, 8))
+    """Other systems than MAC see pixels with few channels."""
+    narrow(monkeypatch)
 
 
 @pytest.fixture(scope="session")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from multiprocessing import Pipe, get_context, resource_tracker
+from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
+from macnet.cli import main
 from macnet.distributed import process_group
 
 Result = TypeVar("Result")
@@ -37,11 +39,55 @@ def in_processes(work: Callable[..., Result], *arguments: Any, count: int = 2) -
         return [each.result() for each in begun]
 
 
-def loaded_with(modules: str, among: set[str]) -> set[str]:
-    """Which of these a fresh Python has loaded once it has imported some modules."""
-    check = f"import sys, {modules}; print(*{among} & sys.modules.keys())"
-    run = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    return set(run.stdout.split())
+class Command:
+    """`macnet` in a process of its own, which does not wait for torch; its workers do.
+
+    It is what tests need of a `subprocess.Popen`.
+    """
+
+    def __init__(self, *arguments: str | Path) -> None:
+        readers, writers = zip(*(Pipe(duplex=False) for _ in range(2)), strict=True)
+        self.stdout, self.stderr = (os.fdopen(os.dup(end.fileno())) for end in readers)
+        self._process = warm().Process(target=_command, args=(writers, [*map(str, arguments)]))
+        self._process.start()
+        for end in (*readers, *writers):
+            end.close()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.join()
+        self.stdout.close()
+        self.stderr.close()
+
+    def poll(self) -> int | None:
+        """Its exit status, if it has ended."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float) -> int | None:
+        """Its exit status, once it has ended."""
+        self._process.join(timeout)
+        return self.poll()
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _command(streams: tuple[Connection, Connection], arguments: list[str]) -> None:
+    for number, stream in enumerate(streams, start=1):
+        os.dup2(stream.fileno(), number)
+        stream.close()
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)  # by line
+    # A fresh process has its own keeper of resources, and does not share that of the tests.
+    tracker: Any = resource_tracker._resource_tracker
+    tracker._fd = tracker._pid = None
+    sys.exit(main(arguments))
 
 
 def _join(

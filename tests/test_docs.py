@@ -79,6 +79,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory, sound: Path) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     "block", [pytest.param(b, id=f"{b.page}-{i}") for i, b in enumerate(blocks("python"))]
 )

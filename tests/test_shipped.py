@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import macnet
 from macnet.checkpoint import SHIPPED, load_trained
+from macnet.clevr.render import Rendering, render
 from macnet.clevr.world import World
 from macnet.data.dataset import Dataset
 from macnet.data.generated import pack_generated
@@ -22,7 +25,8 @@ from macnet.explain.model import Model
 from real_clevr import real_clevr
 
 RECORDED = json.loads((Path(__file__).parents[1] / "results" / "shipped.json").read_text())
-SMALL, REAL = "the first 50 images of test of world 2", "clevr_val100"
+IMAGES = 50
+SMALL, REAL = f"the first {IMAGES} images of test of world 2", "clevr_val100"
 ROUNDING = 1  # question, that another machine's rounding may decide otherwise
 
 
@@ -48,13 +52,23 @@ def test_it_is_small_enough_to_ship() -> None:
     assert SHIPPED.stat().st_size == RECORDED["bytes"] <= 25_000_000
 
 
-def test_it_answers_a_fixed_set_of_another_world(model: Model, tmp_path: Path) -> None:
+def render_first(scenes: np.ndarray, *settings: Any, **options: Any) -> Rendering:
+    """The images that are asked about; the others of their block, which take longer, are black."""
+    seen = render(scenes[:IMAGES], *settings, **options)
+    others = len(scenes) - IMAGES
+    return Rendering(*(torch.cat([x, x.new_zeros(others, *x.shape[1:])]) for x in seen))
+
+
+def test_it_answers_a_fixed_set_of_another_world(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("macnet.clevr.world.render", render_first)
     world = World(2, width=128, height=128)
     dataset = pack_generated(
         world,
         model.trained.vocabulary,
         split="test",
-        images=50,
+        images=IMAGES,
         cache=tmp_path,
         device="cpu",
         workers=0,

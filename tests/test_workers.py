@@ -33,6 +33,7 @@ def test_an_error_comes_where_its_result_would() -> None:
         next(results)
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_the_work_of_other_processes() -> None:
     with pool(2) as executor:
         assert list(map_in_order(executor, str, range(9), ahead=4)) == [str(i) for i in range(9)]

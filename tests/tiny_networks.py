@@ -1,10 +1,11 @@
-"""Checkpoints of tiny untrained networks."""
+"""Tiny networks, and checkpoints of untrained ones."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from macnet.checkpoint import BEST, write_checkpoint
@@ -12,11 +13,26 @@ from macnet.configuration import with_changes
 from macnet.data.endless import world_texts
 from macnet.data.spec import DataSpec
 from macnet.data.vocab import Vocabulary
+from macnet.models.encoders import PixelBackbone
 from macnet.models.registry import find_preset
+from macnet.models.systems import inputs
 
 MAC = {"d": 8, "p": 3, "embedding": 6, "widths": (4, 6, 8), "blocks": (0, 1, 1)}
 OTHERS = {"lstm": {"units": 5}, "cnn-lstm": {"units": 5, "channels": 3, "hidden": 7}}
 WIDTH, HEIGHT = 40, 24
+
+
+class NarrowBackbone(PixelBackbone):
+    """MAC's backbone, but for its widths."""
+
+    def __init__(self) -> None:
+        super().__init__((4, 6, 8), (0, 1, 1))
+
+
+def narrow(patch: pytest.MonkeyPatch) -> None:
+    """Other systems than MAC, which have no option for it, see pixels with few channels."""
+    patch.setattr(inputs, "PixelBackbone", NarrowBackbone)
+    patch.setattr(inputs, "WIDTHS", (4, 6, 8))
 
 
 def write_network(

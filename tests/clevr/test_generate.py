@@ -132,11 +132,13 @@ def test_records_have_the_released_schema(made: Path, what: str) -> None:
         assert all(set(node) == set(real[0]["program"][0]) for node in nodes)
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_the_number_of_workers_changes_nothing(made: Path, tmp_path: Path) -> None:
     assert generate_world(tmp_path / "again", WORLD, COUNTS, device="cpu", workers=2)
     assert hashes(tmp_path / "again") == hashes(made)
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_the_library_function_generates_the_same_world(made: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "again")
     options: dict[str, Any] = {"seed": 5, "size": (96, 64), "device": "cpu", "workers": 1, **COUNTS}

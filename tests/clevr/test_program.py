@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -24,22 +25,32 @@ from macnet.clevr.scene import ATTRIBUTES, RELATIONS, Object, Scene, from_record
 from naive_program import naive_answer, scenes
 from real_clevr import real_clevr
 
-# Any well-formed program, in postfix form, grown from what each function takes and gives.
+# Any well-formed program, in postfix form, grown from what each function takes and gives: each step
+# begins another set of objects, changes the last one, or makes one of the last two.
 Tokens = st.SearchStrategy[list[str]]
-filters = [f"filter_{name}[{value}]" for name in ATTRIBUTES for value in ATTRIBUTES[name]]
-objects: Tokens = st.deferred(
-    lambda: st.one_of(
-        st.just(["scene"]),
-        st.builds(lambda x, f: [*x, f], objects, st.sampled_from(filters)),
-        st.builds(lambda x, r: [*x, "unique", f"relate[{r}]"], objects, st.sampled_from(RELATIONS)),
-        st.builds(
-            lambda x, a: [*x, "unique", f"same_{a}"], objects, st.sampled_from([*ATTRIBUTES])
-        ),
-        st.builds(
-            lambda x, y, f: [*x, *y, f], objects, objects, st.sampled_from(["union", "intersect"])
-        ),
-    )
-)
+STEPS = [
+    *[["scene"]] * 12,
+    *([f"filter_{name}[{value}]"] for name in ATTRIBUTES for value in ATTRIBUTES[name]),
+    *[["unique", f"relate[{relation}]"] for relation in RELATIONS] * 3,
+    *[["unique", f"same_{attribute}"] for attribute in ATTRIBUTES] * 3,
+    *[["union"], ["intersect"]] * 6,
+]
+
+
+def grow(steps: list[list[str]]) -> list[str]:
+    sets = [["scene"]]
+    for step in steps:
+        if step == ["scene"]:
+            sets.append([*step])
+        elif step not in (["union"], ["intersect"]):
+            sets[-1] += step
+        elif len(sets) > 1:
+            last = sets.pop()
+            sets[-1] += [*last, *step]
+    return [*chain.from_iterable(sets), *["union"] * (len(sets) - 1)]
+
+
+objects: Tokens = st.lists(st.sampled_from(STEPS), max_size=12).map(grow)
 whole_programs = st.one_of(
     st.builds(lambda x, f: [*x, f], objects, st.sampled_from(["count", "exist"])),
     st.builds(lambda x, a: [*x, "unique", f"query_{a}"], objects, st.sampled_from([*ATTRIBUTES])),
@@ -60,7 +71,7 @@ whole_programs = st.one_of(
 
 # Of few objects, so that `unique` is often right to presume that there is one.
 @given(scenes(fewest=1, most=4), whole_programs)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=400)
 def test_any_program_is_answered_as_by_the_book(scene: Scene, tokens: list[str]) -> None:
     program = from_postfix(tokens)
     try:

@@ -18,7 +18,6 @@ from macnet.clevr.world import (
     generate_scenes,
 )
 from macnet.errors import InputError
-from processes import loaded_with
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 WORLD = World(seed=3, width=36, height=24, questions_per_image=3)
@@ -75,6 +74,7 @@ def test_going_on_is_as_if_never_stopped(unbroken: list[Block]) -> None:
     assert_same(take(1, position=stopped.position), unbroken[1:2])
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_workers_change_nothing(unbroken: list[Block]) -> None:
     assert_same(take(2, position=1, workers=2), unbroken[1:])
 
@@ -108,6 +108,7 @@ def words(asked: list[list[Question]]) -> int:
     return sum(len(question.text.split()) for questions in asked for question in questions)
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_questions_are_encoded_where_they_are_made(unbroken: list[Block]) -> None:
     (block,) = take(1, encode=words, workers=1, position=1)
     assert block.questions == words(unbroken[1].questions)
@@ -166,16 +167,13 @@ def fail(asked: list[list[Question]]) -> None:
     raise RuntimeError("cannot encode")
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_a_failure_in_a_worker_is_a_failure_here() -> None:
     with (
         pytest.raises(RuntimeError, match="cannot encode"),
         Stream(WORLD, workers=1, encode=fail) as stream,
     ):
         next(stream)
-
-
-def test_the_gpu_machine_needs_no_argument_parser() -> None:
-    assert not loaded_with("macnet.clevr.world", {"tyro", "msgspec", "PIL", "matplotlib"})
 
 
 @pytest.mark.parametrize("step", ["render", "all_visible"])

@@ -11,7 +11,7 @@ from small_data import run_train, write_data, write_humans
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_workers: None) -> Path:
     """The working folder. A curve takes longer to draw than these runs, and has its own tests."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MACNET_CACHE", str(tmp_path / "cache"))

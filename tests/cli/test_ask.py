@@ -104,11 +104,12 @@ def test_garbage_is_collected_again(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 WATCHED = """
-import gc, sys
+import gc, os, sys
 class Finder:
     def find_spec(self, name, *_):
         if name == "torch":
             print("collected" if gc.isenabled() else "not collected", file=sys.stderr)
+            os._exit(0)
 sys.meta_path.insert(0, Finder())
 from macnet.cli import main
 sys.exit(main(sys.argv[1:]))

@@ -36,6 +36,7 @@ from small_data import (
 )
 
 SHOWN = ("accuracy", "95% interval", "questions")
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -471,7 +471,7 @@ def test_help_loads_no_torch() -> None:
 
 
 def test_as_a_module(here: Path) -> None:
-    command = [sys.executable, "-m", "macnet", "render", "x.json", "out"]
+    command = [sys.executable, "-m", "macnet", "render", "x.json"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "macnet: x.json: there is no such file\n"
+    assert done.stderr == "macnet: OUT must be given; see macnet render --help\n"

@@ -224,6 +224,7 @@ def test_bad_options(
     assert not (here / "run").exists()
 
 
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -103,7 +103,6 @@ def test_features_and_questions_of_the_community(
 
 
 @pytest.mark.usefixtures("small_blocks")
-@pytest.mark.usefixtures("small_blocks")
 def test_the_generated_world(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

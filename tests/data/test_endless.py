@@ -194,6 +194,7 @@ def test_a_failure_ahead_is_a_failure_here(monkeypatch: pytest.MonkeyPatch) -> N
         next(batches)
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_a_failure_in_a_process_is_a_failure_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(BlockEncoder, "__reduce__", _broken)
     with (
@@ -224,12 +225,12 @@ def test_however_a_program_ends_nothing_stays_behind(ending: str, tmp_path: Path
     program.write_text(
         textwrap.dedent(f"""
             import os, pathlib, signal, time
-            from macnet.clevr import world as worlds
+            from macnet.clevr import questions, world as worlds
             from macnet.data import endless
             from macnet.data.endless import *
             from macnet.clevr.world import World
 
-            worlds.BLOCK = endless.BLOCK = 50  # which are sooner made
+            questions.IMAGES_PER_BLOCK = worlds.IMAGES_PER_BLOCK = endless.IMAGES_PER_BLOCK = 50
             worlds.BLOCKS_AHEAD = 1
 
             if __name__ == "__main__":

@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from macnet.data.features import open_features
 from macnet.data.resnet import ResNet101, load_resnet
 from macnet.errors import InputError
 from macnet.files import locked_folder
+from processes import warm
 from tiny_resnet import literal, random_weights
 
 COUNT = 5
@@ -142,6 +141,7 @@ def test_stage_3_is_the_shape_the_community_has(here: Path) -> None:
 # --- the same file however it came about -----------------------------------------------------
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_the_command_the_function_and_workers_make_the_same_bytes(here: Path) -> None:
     run("command.h5")
     made = extract_features(
@@ -197,23 +197,33 @@ class Counted:
         return self.real(network, pictures, *arguments)
 
 
+def run_slowly(folder: Path) -> None:
+    """For a process of its own: after the first batch there is time to kill it."""
+    real, calls = module._features, iter(range(2))
+
+    def features(*arguments: Any) -> Any:
+        if next(calls) == 1:
+            time.sleep(60)
+        return real(*arguments)
+
+    torch.set_num_threads(1)
+    os.chdir(folder)
+    module.SECONDS_BETWEEN_COUNTS = 0.0
+    module._features = features  # type: ignore[assignment]
+    run("f.h5")
+
+
 def test_a_run_that_was_killed_goes_on(here: Path) -> None:
-    slow = (
-        "import sys, time, torch; torch.set_num_threads(1)\n"
-        "from macnet.data import extract as f; from macnet.cli import main\n"
-        "f.SECONDS_BETWEEN_COUNTS = 0; real = f._features\n"
-        "def late(*a): r = real(*a); time.sleep(0.5); return r\n"
-        "f._features = late; main(sys.argv[1:])"
-    )
-    command = [sys.executable, "-c", slow, "extract", "data", "f.h5", *OPTIONS]
-    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    process = warm().Process(target=run_slowly, args=(here,))
+    process.start()
     count = here / ".f.h5.unfinished" / "count.json"
     deadline = time.monotonic() + 60
     while not count.exists() and time.monotonic() < deadline:
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert json.loads(count.read_text())["rows"] in (2, 4)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert json.loads(count.read_text())["rows"] == 2
     assert not (here / "f.h5").exists()
     run("f.h5")
     assert (here / "f.h5").read_bytes() == (here / "val.h5").read_bytes()

@@ -74,6 +74,7 @@ def test_the_pictures_are_those_of_the_stream(ours: Dataset) -> None:
     assert np.array_equal(ours.images, pictures[:IMAGES])
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_what_was_packed_is_opened(
     ours: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,6 +154,7 @@ def test_what_was_packed_is_opened_and_what_changed_is_packed_again(
     assert packed(world, cache).metadata["packs"][1] != first.metadata["packs"][1]
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_workers_pack_the_same_bytes(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import multiprocessing
 import os
 import signal
 import time
@@ -27,8 +26,7 @@ from macnet.data.pack_store import (
     write_rows,
 )
 from macnet.errors import InputError
-
-SPAWN = multiprocessing.get_context("spawn")
+from processes import warm
 
 
 def maker(values: np.ndarray) -> Callable[[Path], Mapping[str, Any]]:
@@ -186,7 +184,7 @@ def _slow(cache: Path, log: Path) -> None:
 
 def test_of_several_processes_one_makes_it(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    processes = [SPAWN.Process(target=_slow, args=(tmp_path / "cache", log)) for _ in range(3)]
+    processes = [warm().Process(target=_slow, args=(tmp_path / "cache", log)) for _ in range(3)]
     for process in processes:
         process.start()
     for process in processes:
@@ -207,7 +205,7 @@ def _stuck(cache: Path, started: Path) -> None:
 
 def test_one_that_is_killed_is_in_nobodys_way(tmp_path: Path) -> None:
     started = tmp_path / "started"
-    process = SPAWN.Process(target=_stuck, args=(tmp_path / "cache", started))
+    process = warm().Process(target=_stuck, args=(tmp_path / "cache", started))
     process.start()
     while not started.exists():
         time.sleep(0.02)

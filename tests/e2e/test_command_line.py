@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -21,7 +20,9 @@ import pytest
 import torch
 from PIL import Image
 
+from broken_off import room_for
 from macnet.cli import main
+from processes import Command
 from tiny_resnet import random_weights
 
 Again = Callable[..., Any]  # gives what was written to both streams
@@ -83,13 +84,10 @@ def test_generate_again_is_a_no_op(world: Path, again: Again) -> None:
 
 
 def test_output_that_nobody_reads_is_no_error(world: Path) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    command: list[str | Path] = [MACNET, "generate", world, *SMALL]
-    run = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
-    os.close(writing)
-    assert run.stderr == b""
-    assert run.returncode == 128 + signal.SIGPIPE
+    with Command("generate", world, *SMALL) as run:
+        run.stdout.close()
+        assert run.wait(timeout=20) == 128 + signal.SIGPIPE
+        assert run.stderr.read() == ""
 
 
 def test_generate_refuses_another_world(world: Path, again: Again) -> None:
@@ -117,13 +115,12 @@ def wait_for_end(processes: list[int]) -> None:
         time.sleep(0.01)
 
 
-def stop_in_the_middle(out: Path, stop: Callable[[subprocess.Popen[str], list[int]], None]) -> str:
+def stop_in_the_middle(out: Path, stop: Callable[[Command, list[int]], None]) -> str:
     """Start to generate, stop once a group is finished, and see that nobody is left at work.
 
     `stop` is given the run and the process ids of its workers; what the run said is returned.
     """
-    command: list[str | Path] = [MACNET, "generate", out, *SMALL, "--workers", "1"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
+    with Command("generate", out, *SMALL, "--workers", "1") as run:
         deadline = time.monotonic() + 60
         while not list(out.glob(".unfinished/*scenes*.jsonl")):
             assert run.poll() is None
@@ -133,13 +130,13 @@ def stop_in_the_middle(out: Path, stop: Callable[[subprocess.Popen[str], list[in
         children = [int(child) for child in listed.split()]
         assert len(children) >= 2  # a worker, and the keeper of its resources
         stop(run, children)
-        assert run.stderr is not None
-        said: str = run.stderr.read()
+        said = run.stderr.read()
     wait_for_end(children)
     assert (out / ".unfinished").exists()
     return said
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_killed_and_run_again_is_as_if_never_killed(
     world: Path, tmp_path: Path, again: Again
 ) -> None:
@@ -164,7 +161,7 @@ def test_killed_and_run_again_is_as_if_never_killed(
 def test_interrupted_it_says_how_to_go_on(tmp_path: Path) -> None:
     out = tmp_path / "world"
 
-    def interrupt(run: subprocess.Popen[str], _: list[int]) -> None:
+    def interrupt(run: Command, _: list[int]) -> None:
         run.send_signal(signal.SIGINT)
         assert run.wait(timeout=20) == 130
 
@@ -174,7 +171,7 @@ def test_interrupted_it_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 def test_a_lost_worker_ends_the_run(tmp_path: Path) -> None:
-    def kill_a_worker(run: subprocess.Popen[str], children: list[int]) -> None:
+    def kill_a_worker(run: Command, children: list[int]) -> None:
         os.kill(children[-1], signal.SIGKILL)
         assert run.wait(timeout=20) == 2
 
@@ -182,7 +179,8 @@ def test_a_lost_worker_ends_the_run(tmp_path: Path) -> None:
     assert said.splitlines()[-1].startswith("macnet: a worker was killed, perhaps for memory")
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("warm_workers")
+def test_a_full_disk(tmp_path: Path, again: Again) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
@@ -193,8 +191,9 @@ def test_a_full_disk(tmp_path: Path) -> None:
     if not mounted:
         pytest.skip("a small file system cannot be mounted here")
     try:
-        run = macnet("generate", disk / "world", *SMALL, "--workers", "1", code=2)
-        last = run.stderr.splitlines()[-1]
+        said = again("generate", disk / "world", *SMALL, "--workers", "1", code=2).err
+        assert "Traceback" not in said
+        last = said.splitlines()[-1]
         assert last.startswith(f"macnet: {disk}/world/")
         assert last.endswith("no space left; make room, and the same command goes on from here")
         for path in disk.rglob("*.png"):
@@ -208,7 +207,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
 def test_render_draws_a_scene_file_and_goes_on(world: Path, tmp_path: Path, again: Again) -> None:
     scenes = world / "scenes" / "CLEVR_val_scenes.json"
     command = ("render", scenes, tmp_path)
-    assert "4 images rendered, 96x64 and fast" in macnet(*command).stdout
+    assert "4 images rendered, 96x64 and fast" in again(*command).out
     drawn = hashes(tmp_path)
     assert len(drawn) == 4
     for name in drawn:
@@ -275,9 +274,9 @@ def test_extract_and_pack_the_features(world: Path, tmp_path: Path, again: Again
     torch.save(random_weights(2), tmp_path / "resnet101.pth")
     out, cache = tmp_path / "val.h5", tmp_path / "cache"
     options = ("--split", "val", "--weights", tmp_path / "resnet101.pth", "--stage", "2")
-    made = macnet("extract", world, out, *options)
-    assert re.fullmatch(r"extracted 4/4, [\d,.]+ images/s, 0:00 left\n", made.stderr)
-    assert made.stdout.startswith(f"{out}: features of 4 images made in ")
+    made = again("extract", world, out, *options)
+    assert re.fullmatch(r"extracted 4/4, [\d,.]+ images/s, 0:00 left\n", made.err)
+    assert made.out.startswith(f"{out}: features of 4 images made in ")
     finished = again("extract", world, out, *options)
     assert finished.out == f"{out}: these features are finished already; nothing to do\n"
     assert finished.err == ""
@@ -300,9 +299,8 @@ def many(world: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def start_to_pack(data: Path, cache: Path) -> subprocess.Popen[str]:
-    command: list[str | Path] = [MACNET, "pack", data, cache, "--size", "256x256", "--workers", "1"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start_to_pack(data: Path, cache: Path) -> Command:
+    return Command("pack", data, cache, "--size", "256x256", "--workers", "1")
 
 
 def has_rows(array: Path) -> bool:
@@ -312,7 +310,7 @@ def has_rows(array: Path) -> bool:
         return False
 
 
-def wait_for_rows(run: subprocess.Popen[str], cache: Path) -> list[int]:
+def wait_for_rows(run: Command, cache: Path) -> list[int]:
     """Until some pictures are packed; gives the processes that do it."""
     deadline = time.monotonic() + 60
     while not any(map(has_rows, cache.glob(".images-*.part/images.npy"))):
@@ -329,8 +327,6 @@ def test_packing_that_is_interrupted_leaves_nothing(many: Path, tmp_path: Path) 
         children = wait_for_rows(run, cache)
         run.send_signal(signal.SIGINT)
         assert run.wait(timeout=20) == 130
-        assert run.stdout is not None
-        assert run.stderr is not None
         assert run.stdout.read() == ""
         assert run.stderr.read() == "macnet: stopped; the same command goes on from here\n"
     assert len(children) >= 2
@@ -346,12 +342,11 @@ def test_two_that_pack_the_same(many: Path, tmp_path: Path) -> None:
         wait_for_rows(first, cache)
         first.send_signal(signal.SIGSTOP)  # in the middle of it, however slow the other starts
         with start_to_pack(many, cache) as second:
-            assert second.stderr is not None
             line = second.stderr.readline()
             assert line == f"{cache}: waiting for another process that packs the same\n"
             first.send_signal(signal.SIGCONT)
-            said = [run.communicate(timeout=60) for run in (first, second)]
-        assert (first.returncode, second.returncode) == (0, 0)
+            assert [run.wait(timeout=60) for run in (first, second)] == [0, 0]
+            said = [(run.stdout.read(), run.stderr.read()) for run in (first, second)]
     (_, ready), (_, also) = (out.splitlines() for out, _ in said)
     assert ready.rpartition(":")[2] == also.rpartition(":")[2]
     assert said[0][1].splitlines()[-1].startswith("packing 600/600")
@@ -360,19 +355,13 @@ def test_two_that_pack_the_same(many: Path, tmp_path: Path) -> None:
     assert not list(cache.glob("*.part"))
 
 
-def test_a_file_that_may_not_grow(world: Path, tmp_path: Path) -> None:
+def test_a_file_that_may_not_grow(world: Path, tmp_path: Path, again: Again) -> None:
     """A real error of the system, where a full disk cannot be had: 100 kB, and no more."""
-    cache, limit = tmp_path / "cache", 100_000
-    run = subprocess.run(
-        [MACNET, "pack", world, cache],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-    )
-    assert run.returncode == 2
-    assert run.stdout == ""
-    assert re.fullmatch(rf"macnet: {cache}/images-\w+: File too large\n", run.stderr)
+    cache = tmp_path / "cache"
+    with room_for(100_000):
+        said = again("pack", world, cache, code=2)
+    assert said.out == ""
+    assert re.fullmatch(rf"macnet: {cache}/images-\w+: File too large\n", said.err)
     assert not list(cache.glob("*images*/*"))
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, distributed, nn
-from torch.multiprocessing.spawn import spawn
+from torch import Tensor, nn
 
 from asked_data import asked, dataset_of
 from macnet.data.batches import Batch
@@ -22,6 +20,7 @@ from macnet.errors import InputError
 from macnet.evaluation import predict as answering
 from macnet.evaluation.predict import Predictor
 from macnet.models.system import System
+from processes import in_processes
 
 PLACES = len(ANSWERS)
 
@@ -169,29 +168,25 @@ def test_a_set_without_questions_is_refused() -> None:
         Predictor(replace(dataset, selected=dataset.selected[:0]))
 
 
-def in_a_process(rank: int, folder: str) -> None:
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/met", rank=rank, world_size=2
-    )
+def answers_and_asked() -> tuple[list[int], list[int]]:
+    """What this process knows, asked twice, and which questions it has asked the network."""
     dataset, network = seen([3, 10, 4, 0, 7, 10, 10]), Looks()
     dataset = replace(dataset, selected=dataset.selected[5:])
     ask = Predictor(dataset, images=2)
     for _ in range(2):
         found = ask(LOOKING, network, show=False)
-    np.savez(Path(folder) / f"{rank}.npz", found=found, asked=network.asked)
-    distributed.destroy_process_group()
+    return found.tolist(), network.asked
 
 
-def test_two_processes_share_the_questions_and_both_know_all_answers(tmp_path: Path) -> None:
-    spawn(in_a_process, (str(tmp_path),), nprocs=2)
+def test_two_processes_share_the_questions_and_both_know_all_answers() -> None:
     dataset = seen([3, 10, 4, 0, 7, 10, 10])
     dataset = replace(dataset, selected=dataset.selected[5:])
-    both = [np.load(tmp_path / f"{rank}.npz") for rank in range(2)]
-    for of_one in both:
-        assert of_one["found"].tolist() == expected(dataset)
-    asked = np.concatenate([of_one["asked"] for of_one in both])
+    both = in_processes(answers_and_asked)
+    for found, _ in both:
+        assert found == expected(dataset)
+    asked = np.concatenate([of_one for _, of_one in both])
     assert sorted(asked[asked != UNKNOWN]) == sorted([*dataset.selected] * 2)
-    assert all(len(set(of_one["asked"])) < len(dataset) for of_one in both)
+    assert all(len(set(of_one)) < len(dataset) for _, of_one in both)
 
 
 @pytest.mark.gpu

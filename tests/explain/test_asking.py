@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import string
-import subprocess
-import sys
 import unicodedata
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ from macnet.data.unknown_words import UnknownWord
 from macnet.data.vocab import ANSWERS, SPECIALS, TOKENIZERS, Vocabulary
 from macnet.errors import InputError
 from macnet.explain.model import Model, parse_question
-from processes import loaded_with
 from tiny_networks import HEIGHT, WIDTH, write_network
 
 QUESTION = "What color is the large sphere?"
@@ -302,20 +299,3 @@ def test_networks_that_cannot_be_asked(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(checkpoint, "SHIPPED", tmp_path / "mac.safetensors")
     with pytest.raises(InputError, match=r"mac.safetensors: the network that comes with macnet is"):
         macnet.load()
-
-
-def test_what_is_loaded() -> None:
-    """`import macnet` costs nothing; to ask costs torch, and hardly more: there are two seconds."""
-    assert loaded_with("macnet", {"torch", "numpy", "PIL"}) == set()
-    slow = {"matplotlib", "h5py", "msgspec", "tyro", "triton", "sympy", "torch._dynamo"}
-    assert loaded_with("macnet.explain.model", {"torch", *slow}) == {"torch"}
-
-
-def test_asking_imports_nothing_of_training(run: Path, scene: Path) -> None:
-    script = (
-        "import sys, macnet\n"
-        f"macnet.load(); macnet.load({str(run)!r}).ask({str(scene)!r}, {QUESTION!r})\n"
-        "print([name for name in sys.modules if name.startswith('macnet.training')])"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert (done.stdout, done.stderr) == ("[]\n", "")

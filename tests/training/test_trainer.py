@@ -29,7 +29,6 @@ from macnet.training.log import read_log
 from macnet.training.plan import TrainingPlan
 from macnet.training.trainer import Trainer
 from macnet.training.training_data import TrainingData
-from processes import loaded_with
 from tiny_training import CALM, assert_equal, dataset, plan, same, trainer
 
 CPU = torch.device("cpu")
@@ -253,10 +252,3 @@ def test_failed_at_any_moment_between_stages(
     set_training(monkeypatch, TrainingSpec(stages=(short, second)))
     guided = replace(guided, recipe=replace(guided.recipe, validate_every=1 / 3))
     assert assert_no_failure_matters(guided, tmp_path) > 20
-
-
-def test_the_gpu_machine_needs_neither_msgspec_nor_an_argument_parser() -> None:
-    loaded = loaded_with(
-        "macnet.training.trainer, macnet.data.generated", {"tyro", "msgspec", "torch"}
-    )
-    assert loaded == {"torch"}
