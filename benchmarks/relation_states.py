@@ -56,7 +56,7 @@ def describe(scene: Scene) -> np.ndarray:
 
 
 def make_block(split: str, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """States (n, 10, 26), tokens (10 n, words) and answers: the scenes of a block with 10 questions."""
+    """States (n, 10, 26), tokens (10 n, words), answers: a block's scenes with 10 questions."""
     vocabulary, world = Vocabulary.build(world_texts()), World(seed=0)
     seeds = range(number * BLOCK, (number + 1) * BLOCK)
     scenes = sample_scenes([random.Random(f"{split}/{i}") for i in seeds])
@@ -77,8 +77,8 @@ def make_states(file: Path) -> None:
     with ProcessPoolExecutor() as pool:
         for split, count in (("train", TRAIN), ("val", VAL)):
             blocks = [*pool.map(partial(make_block, split), range(count // BLOCK))]
-            for name, parts in zip(("states", "tokens", "answers"), zip(*blocks), strict=True):
-                arrays[f"{split}_{name}"] = np.concatenate(parts)
+            for i, name in enumerate(("states", "tokens", "answers")):
+                arrays[f"{split}_{name}"] = np.concatenate([block[i] for block in blocks])
     np.savez_compressed(file, **arrays)
 
 
