@@ -124,9 +124,14 @@ def test_two_are_as_one(name: str, one: Path, two: tuple[Path, list[Any]]) -> No
 def test_other_systems_learn_in_two_processes_as_in_one(
     name: str, one: Path, two: tuple[Path, list[Any]]
 ) -> None:
-    """By their losses: a bias before a normalisation has no gradient but rounding."""
+    """Losses and variances; a bias before a normalisation has no gradient but rounding."""
     (_, curve), (_, their_curve) = (result(folder / name) for folder in (one, two[0]))
     assert their_curve == nearly(curve, 1e-4)
+    wanted, found = (learned(folder / name) for folder in (one, two[0]))
+    variances = [tensor for tensor in wanted if tensor.endswith("running_var")]
+    assert variances
+    for tensor in variances:
+        torch.testing.assert_close(found[tensor], wanted[tensor], rtol=1e-3, atol=1e-6)
 
 
 def nearly(lines: list[dict[str, Any]], rel: float) -> list[dict[str, Any]]:
