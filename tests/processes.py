@@ -45,9 +45,13 @@ class Command:
     It is what tests need of a `subprocess.Popen`.
     """
 
-    def __init__(self, *arguments: str | Path) -> None:
+    def __init__(self, *arguments: str | Path, unread: bool = False) -> None:
+        """`unread`: nobody reads its output, from the start."""
         readers, writers = zip(*(Pipe(duplex=False) for _ in range(2)), strict=True)
         self.stdout, self.stderr = (os.fdopen(os.dup(end.fileno())) for end in readers)
+        if unread:
+            self.stdout.close()
+            readers[0].close()
         self._process = warm().Process(target=_command, args=(writers, [*map(str, arguments)]))
         self._process.start()
         for end in (*readers, *writers):

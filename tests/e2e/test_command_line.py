@@ -84,8 +84,7 @@ def test_generate_again_is_a_no_op(world: Path, again: Again) -> None:
 
 
 def test_output_that_nobody_reads_is_no_error(world: Path) -> None:
-    with Command("generate", world, *SMALL) as run:
-        run.stdout.close()
+    with Command("generate", world, *SMALL, unread=True) as run:
         assert run.wait(timeout=20) == 128 + signal.SIGPIPE
         assert run.stderr.read() == ""
 
