@@ -1,6 +1,6 @@
 """What the endless stream delivers: alone, and to a network that learns from it.
 
-    python benchmarks/stream.py --workers 15 --out results/stream_speed_h200.json
+    python benchmarks/endless.py --workers 15 --out results/stream_speed_h200.json
 
 Delivered are batches on the device: scenes placed, looked at for hidden objects and rendered, ten
 questions asked about each, their programs run, their words looked up. The network is MAC as in

@@ -1,7 +1,8 @@
 """Accuracy of the relation network's reasoning alone: from the objects themselves, not an image.
 
-    python benchmarks/relation_states.py --cache CACHE --epochs 12 \\
-        --out results/relation_states_h200.json  # on a GPU
+    python benchmarks/relation_states.py --cache CACHE --epochs 12 --out RUN.json  # on a GPU
+
+This writes one run; results/relation_states_h200.json collects several, by their changes.
 
 RN's paper has such "state descriptions" as well, and reaches 96.4% on CLEVR with them. Everything
 but the image is the preset `rn` and its recipe `fast`. A scene has at most ten objects, and so 100
@@ -107,13 +108,14 @@ class GivenObjects(nn.Module):
 
 
 if __name__ == "__main__":
+    fast = make_plan("rn", recipe="fast").recipe
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cache", type=Path, required=True)
     parser.add_argument("--scenes", type=int, default=70_000)
     parser.add_argument("--val-scenes", type=int, default=5_000)
     parser.add_argument("--epochs", type=float, default=12)
-    parser.add_argument("--weight-decay", type=float, default=0)
-    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--weight-decay", type=float, default=fast.weight_decay)
+    parser.add_argument("--lr", type=float, default=fast.lr)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     changes = {"epochs": args.epochs, "weight_decay": args.weight_decay, "lr": args.lr}
