@@ -1,6 +1,7 @@
 """Questions are read forwards and backwards by the LSTM equations, whatever pads them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from closeness import off_by
 from macnet.models.layers import can_use_triton
-from macnet.models.lstm import BiLSTM, run_lstm, torch_lstm
+from macnet.models.lstm import BiLSTM, run_lstm, run_lstm_with_cells, torch_lstm
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
@@ -30,10 +31,15 @@ def questions(batch: int, steps: int, inputs: int) -> tuple[Tensor, Tensor]:
     return torch.randn(batch, steps, inputs, dtype=torch.float64), lengths
 
 
-def literal(lstm: BiLSTM, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def run(lstm: BiLSTM, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """States, last states, and the last cells, which the network itself does not give."""
+    return run_lstm_with_cells(x, lengths, lstm.weight_x, lstm.weight_h, lstm.bias)
+
+
+def literal(lstm: BiLSTM, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The LSTM's equations, one question, direction and word at a time."""
     units = lstm.weight_h.shape[-1]
-    states, last = [], []
+    states, last, cells = [], [], []
     for words, length in zip(x, lengths.tolist(), strict=True):
         found = [[words.new_zeros(units) for _ in words] for _ in range(2)]
         for d, positions in enumerate((range(length), reversed(range(length)))):
@@ -44,18 +50,19 @@ def literal(lstm: BiLSTM, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
                 c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
                 h = torch.sigmoid(o) * torch.tanh(c)
                 found[d][s] = h
+            cells.append(c)
         forwards, backwards = (torch.stack(states) for states in found)
         states.append(torch.cat([forwards, backwards], dim=-1))
         last.append(torch.cat([forwards[length - 1], backwards[0]]))
-    return torch.stack(states), torch.stack(last)
+    return torch.stack(states), torch.stack(last), torch.stack(cells).view(len(x), 2 * units)
 
 
-def results(run: Callable[[], tuple[Tensor, Tensor]], leaves: list[Tensor]) -> list[Tensor]:
-    """States, last states, and the gradients of a random projection of both."""
-    states, last = run()
+def results(run: Callable[[], tuple[Tensor, Tensor, Tensor]], leaves: list[Tensor]) -> list[Tensor]:
+    """States, last states, last cells, and the gradients of a random projection of all three."""
+    outputs = run()
     chance = torch.Generator().manual_seed(0)
-    down = [torch.randn(y.shape, generator=chance).to(y) for y in (states, last)]
-    return [states, last, *torch.autograd.grad((states, last), leaves, down)]
+    down = [torch.randn(y.shape, generator=chance).to(y) for y in outputs]
+    return [*outputs, *torch.autograd.grad(outputs, leaves, down)]
 
 
 def test_torchs_lstm_equals_the_equations() -> None:
@@ -65,7 +72,7 @@ def test_torchs_lstm_equals_the_equations() -> None:
     x.requires_grad_()
     leaves = [x, *lstm.parameters()]
     expected = results(lambda: literal(lstm, x, lengths), leaves)
-    for found, wanted in zip(results(lambda: lstm(x, lengths), leaves), expected, strict=True):
+    for found, wanted in zip(results(lambda: run(lstm, x, lengths), leaves), expected, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
 
 
@@ -73,10 +80,36 @@ def test_one_direction_is_the_first_of_two() -> None:
     torch.manual_seed(2)
     lstm = network(5, 4)
     x, lengths = questions(6, 7, 5)
-    states, last = run_lstm(x, lengths, *(weight[:1] for weight in lstm.parameters()))
-    both = lstm(x, lengths)
-    torch.testing.assert_close(states, both[0][..., :4])
-    torch.testing.assert_close(last, both[1][..., :4])
+    weights = [weight[:1] for weight in lstm.parameters()]
+    one = run_lstm_with_cells(x, lengths, *weights)
+    for found, same in zip(run_lstm(x, lengths, *weights), one, strict=False):
+        torch.testing.assert_close(found, same)
+    for found, both in zip(one, run(lstm, x, lengths), strict=True):
+        torch.testing.assert_close(found, both[..., :4])
+
+
+@pytest.mark.parametrize("starts", [False, True])
+def test_cells_and_gradients_through_them_are_those_of_torchs_layer(starts: bool) -> None:
+    torch.manual_seed(3)
+    layer = torch.nn.LSTM(5, 4, batch_first=True).double()
+    x, lengths = questions(6, 7, 5)
+    packed = torch.nn.utils.rnn.pack_padded_sequence(
+        x, lengths, batch_first=True, enforce_sorted=False
+    )
+    weight_x, weight_h, bias_x, bias_h = layer.all_weights[0]
+    weights = weight_x[None], weight_h[None], (bias_x + bias_h)[None]
+    leaves = [*layer.parameters()]
+    start = None
+    if starts:
+        h, c = start = tuple(torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True))
+        leaves += start
+    wanted = layer(packed, start and (h[None], c[None]))[1][1][0]  # (B, u)
+    found = run_lstm_with_cells(x, lengths, *weights, start=start)[2]
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    down = torch.randn_like(found)
+    grads = [torch.autograd.grad(cells, leaves, down) for cells in (found, wanted)]
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
 @settings(max_examples=20, deadline=None)
@@ -105,11 +138,11 @@ def test_values_at_padding_change_nothing() -> None:
     is_pad = (torch.arange(7) >= lengths[:, None])[..., None]
     clean = x.masked_fill(is_pad, 0).requires_grad_()
     dirty = x.masked_fill(is_pad, torch.nan).requires_grad_()
-    expected = results(lambda: lstm(clean, lengths), [clean, *lstm.parameters()])
-    found = results(lambda: lstm(dirty, lengths), [dirty, *lstm.parameters()])
+    expected = results(lambda: run(lstm, clean, lengths), [clean, *lstm.parameters()])
+    found = results(lambda: run(lstm, dirty, lengths), [dirty, *lstm.parameters()])
     for one, other in zip(found, expected, strict=True):
         assert torch.equal(one, other)
-    assert not found[2].masked_select(is_pad).any()  # nor does a gradient leak in
+    assert not found[3].masked_select(is_pad).any()  # nor does a gradient leak in
 
 
 def test_a_question_of_one_word_has_one_state() -> None:
@@ -164,32 +197,40 @@ def test_the_kernels_equal_torchs_lstm(
     exact = [a.detach().double().requires_grad_() for a in (x, *lstm.parameters())]
     expected = results(lambda: torch_lstm(exact[0], lengths, *exact[1:]), exact)
     with torch.autocast("cuda", torch.bfloat16, enabled=parameters == torch.float32):
-        run = results(lambda: lstm(x, lengths), [x, *lstm.parameters()])
+        by_kernels = results(lambda: run(lstm, x, lengths), [x, *lstm.parameters()])
 
-    assert run[0].dtype == run[1].dtype == torch.bfloat16
-    assert all(gradient.dtype == parameters for gradient in run[2:])
-    for found, wanted in zip(run, expected, strict=True):
+    dtypes = [output.dtype for output in by_kernels]
+    assert dtypes == [torch.bfloat16, torch.bfloat16, torch.float32] + [parameters] * 4
+    for found, wanted in zip(by_kernels, expected, strict=True):
         assert off_by(found, wanted) <= 2e-2
     is_pad = torch.arange(steps, device="cuda") >= lengths[:, None]
-    assert not run[0][is_pad].any()
-    assert not run[2][is_pad].any()
+    assert not by_kernels[0][is_pad].any()
+    assert not by_kernels[3][is_pad].any()
 
 
 @pytest.mark.gpu
 @needs_cuda
+@pytest.mark.parametrize("starts", [False, True])
 @pytest.mark.parametrize("units", [128, 256, 48])
-def test_the_kernels_of_one_direction_equal_torchs_lstm(units: int) -> None:
+def test_the_kernels_of_one_direction_equal_torchs_lstm(units: int, starts: bool) -> None:
     torch.manual_seed(5)
     x, lengths = (a.cuda() for a in questions(130, 12, 20))
     lengths[-1] = 2
     one = [w[:1] for w in network(20, units).cuda().parameters()]
-    exact = [a.detach().requires_grad_() for a in (x, *one)]
+    before = [torch.randn(130, units, device="cuda").double() for _ in range(2 * starts)]
+    exact = [a.detach().requires_grad_() for a in (x, *one, *before)]
     single = [a.detach().float().requires_grad_() for a in exact]
-    expected = results(lambda: torch_lstm(exact[0], lengths, *exact[1:]), exact)
+
+    def run_with(run: Any, given: list[Tensor]) -> Any:
+        x, *weights = given[:4]
+        return run(x, lengths, *weights, start=tuple(given[4:]) or None)
+
+    expected = results(lambda: run_with(torch_lstm, exact), exact)
     with torch.autocast("cuda", torch.bfloat16):
-        run = results(lambda: run_lstm(single[0], lengths, *single[1:]), single)
-    assert run[0].dtype == run[1].dtype == torch.bfloat16
-    for found, wanted in zip(run, expected, strict=True):
+        by_kernels = results(lambda: run_with(run_lstm_with_cells, single), single)
+    assert by_kernels[0].dtype == by_kernels[1].dtype == torch.bfloat16
+    assert by_kernels[2].dtype == torch.float32
+    for found, wanted in zip(by_kernels, expected, strict=True):
         assert off_by(found, wanted) <= 2e-2
 
 
@@ -214,11 +255,11 @@ def test_the_persistent_kernel_equals_one_launch_per_word(
     lengths[-1] = 2
     x = x.bfloat16().requires_grad_()
     leaves = [x, *lstm.parameters()]
-    found, again = (results(lambda: lstm(x, lengths), leaves) for _ in range(2))
+    found, again = (results(lambda: run(lstm, x, lengths), leaves) for _ in range(2))
     with torch.no_grad():  # which leaves out what gradients would need
         assert torch.equal(lstm(x, lengths)[0], found[0])
     request.getfixturevalue("one_launch_per_word")
-    wanted = results(lambda: lstm(x, lengths), leaves)
+    wanted = results(lambda: run(lstm, x, lengths), leaves)
     for one, same, other in zip(found, again, wanted, strict=True):
         assert torch.equal(one, same)
         assert off_by(one, other) <= 5e-3
@@ -233,7 +274,7 @@ def test_values_at_padding_change_nothing_on_a_gpu(units: int) -> None:
     x, lengths = (a.cuda() for a in questions(9, 7, 20))
     x.masked_fill_((torch.arange(7, device="cuda") >= lengths[:, None])[..., None], torch.nan)
     x = x.bfloat16().requires_grad_()
-    for found in results(lambda: lstm(x, lengths), [x, *lstm.parameters()]):
+    for found in results(lambda: run(lstm, x, lengths), [x, *lstm.parameters()]):
         assert found.isfinite().all()
 
 
@@ -243,10 +284,10 @@ def test_torchs_lstm_is_the_same_on_a_gpu() -> None:
     torch.manual_seed(6)
     lstm = network(5, 4)
     x, lengths = questions(6, 7, 5)
-    expected = results(lambda: lstm(x, lengths), list(lstm.parameters()))
+    expected = results(lambda: run(lstm, x, lengths), list(lstm.parameters()))
     lstm = lstm.cuda()
-    run = results(lambda: lstm(x.cuda(), lengths.cuda()), list(lstm.parameters()))
-    for found, wanted in zip(run, expected, strict=True):
+    on_gpu = results(lambda: run(lstm, x.cuda(), lengths.cuda()), list(lstm.parameters()))
+    for found, wanted in zip(on_gpu, expected, strict=True):
         torch.testing.assert_close(found.cpu(), wanted, rtol=1e-10, atol=1e-10)
 
 
@@ -259,14 +300,14 @@ def test_a_captured_graph_takes_new_inputs(units: int) -> None:
     x = torch.zeros(70, 9, 20, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     lengths = torch.ones(70, device="cuda", dtype=torch.int64)
     leaves = [x, *lstm.parameters()]
-    shapes = (70, 9, 2 * units), (70, 2 * units)
-    down = [torch.randn(shape, device="cuda").bfloat16() for shape in shapes]
+    down = [torch.randn(70, 9, 2 * units, device="cuda").bfloat16()]
+    down += [torch.randn(70, 2 * units, device="cuda").to(t) for t in (x.dtype, torch.float32)]
 
     def step() -> list[Tensor]:
-        states, last = lstm(x, lengths)
-        gradients = torch.autograd.grad((states, last), leaves, down)
+        outputs = run(lstm, x, lengths)
+        gradients = torch.autograd.grad(outputs, leaves, down)
         # Detached, or the graph would live on and be met again on another stream.
-        return [states.detach(), last.detach(), *gradients]
+        return [*(output.detach() for output in outputs), *gradients]
 
     aside = torch.cuda.Stream()
     aside.wait_stream(torch.cuda.current_stream())

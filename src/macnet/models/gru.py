@@ -39,6 +39,6 @@ def torch_gru(
 ) -> Tensor:
     """The same by torch's own GRU."""
     start = x.new_zeros(1, x.shape[0], weight_h.shape[-1])
-    states = run_layer(torch.gru, x, start, [weight_x, weight_h, bias_x, bias_h])
+    states, _ = run_layer(torch.gru, x, start, [weight_x, weight_h, bias_x, bias_h])
     # Padding comes after the last word, and so changes nothing before it.
     return states.take_along_dim(lengths[:, None, None] - 1, dim=1).squeeze(1)

@@ -16,6 +16,9 @@ from torch import Tensor, nn
 
 from macnet.models.layers import can_use_triton, compute_dtype
 
+SATURATION = 1e4
+"""An input at which a sigmoid is exactly 0 or 1, with a gradient of 0, in every precision."""
+
 
 class BiLSTM(nn.Module):
     """Read each question forwards and backwards; gates are in the order i, f, g, o.
@@ -49,34 +52,87 @@ def run_lstm(
 ) -> tuple[Tensor, Tensor]:
     """The states (B, S, D·u) and last states (B, D·u) of an LSTM of D directions, 1 or 2."""
     # x: (B, S, e)   lengths: (B)   weight_x: (D, 4u, e)   weight_h: (D, 4u, u)   bias: (D, 4u)
+    states, last, _ = _run(x, lengths, weight_x, weight_h, bias, None, keeps_cells=False)
+    return states, last
+
+
+def run_lstm_with_cells(
+    x: Tensor,
+    lengths: Tensor,
+    weight_x: Tensor,
+    weight_h: Tensor,
+    bias: Tensor,
+    *,
+    start: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, and the last cells (B, D·u).
+
+    In one direction it may start from a state and a cell (B, u); otherwise they are zero. Cells are
+    not rounded to the precision of products: under autocast, as for weights of float32, they are
+    float32.
+    """
+    return _run(x, lengths, weight_x, weight_h, bias, start, keeps_cells=True)
+
+
+def _run(
+    x: Tensor,
+    lengths: Tensor,
+    weight_x: Tensor,
+    weight_h: Tensor,
+    bias: Tensor,
+    start: tuple[Tensor, Tensor] | None,
+    *,
+    keeps_cells: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
     dtype = compute_dtype(x)
     tiles = weight_h.shape[-1] % 16 == 0  # tensor cores multiply in tiles of 16
     if tiles and can_use_triton(x.device, dtype):
         from macnet.models.kernels.lstm import lstm
 
-        return lstm(x, lengths, weight_x, weight_h, bias, dtype)
+        return lstm(x, lengths, weight_x, weight_h, bias, dtype, start)
     # Autocast would have cuDNN take float16, in which small gradients vanish.
     with torch.autocast(x.device.type, enabled=False):
-        states, last = torch_lstm(x.to(weight_x.dtype), lengths, weight_x, weight_h, bias)
-    return states.to(dtype), last.to(dtype)
+        x, weights = x.to(weight_x.dtype), (weight_x, weight_h, bias)
+        states, last, cells = torch_lstm(x, lengths, *weights, start=start, keeps_cells=keeps_cells)
+    return states.to(dtype), last.to(dtype), cells
 
 
 def torch_lstm(
-    x: Tensor, lengths: Tensor, weight_x: Tensor, weight_h: Tensor, bias: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The same by torch's own LSTM, once per direction."""
+    x: Tensor,
+    lengths: Tensor,
+    weight_x: Tensor,
+    weight_h: Tensor,
+    bias: Tensor,
+    *,
+    start: tuple[Tensor, Tensor] | None = None,
+    keeps_cells: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by torch's own LSTM, once per direction.
+
+    Unless `keeps_cells`, the cells are those after the padding, which are of no use.
+    """
     position = torch.arange(x.shape[1], device=x.device)
     is_pad = (position >= lengths[:, None])[..., None]  # (B, S, 1)
     x = x.masked_fill(is_pad, 0)  # a gradient of 0 times NaN would be NaN
-    states = run_direction(x, weight_x[0], weight_h[0], bias[0])
+    if keeps_cells:
+        # torch gives only the cell after all S words. One more input, which says that a word is
+        # padding, closes the gate i and opens f so far that the cell stays exactly as it was.
+        x = torch.cat([x, is_pad.to(x)], -1)
+        keep = torch.zeros_like(weight_x[..., :1])  # (D, 4u, 1)
+        i, f, _, _ = keep.chunk(4, dim=1)
+        i.fill_(-SATURATION)
+        f.fill_(SATURATION)
+        weight_x = torch.cat([weight_x, keep], -1)
+    states, cells = run_direction(x, weight_x[0], weight_h[0], bias[0], start=start)
     last = states.take_along_dim(lengths[:, None, None] - 1, dim=1).squeeze(1)  # (B, u)
     if len(weight_x) == 2:
         turned = reversed_positions(lengths, x.shape[1])[..., None]
         x = x.take_along_dim(turned, dim=1)
-        backwards = run_direction(x, weight_x[1], weight_h[1], bias[1])
+        backwards, backward_cells = run_direction(x, weight_x[1], weight_h[1], bias[1])
         backwards = backwards.take_along_dim(turned, dim=1)
         states, last = torch.cat([states, backwards], -1), torch.cat([last, backwards[:, 0]], -1)
-    return states.masked_fill(is_pad, 0), last
+        cells = torch.cat([cells, backward_cells], -1)
+    return states.masked_fill(is_pad, 0), last, cells
 
 
 def reversed_positions(lengths: Tensor, steps: int) -> Tensor:
@@ -85,18 +141,31 @@ def reversed_positions(lengths: Tensor, steps: int) -> Tensor:
     return torch.where(position < lengths[:, None], lengths[:, None] - 1 - position, position)
 
 
-def run_direction(x: Tensor, weight_x: Tensor, weight_h: Tensor, bias: Tensor) -> Tensor:
-    """One direction's states, word after word from zero: (B, S, e) -> (B, S, u)."""
-    start = x.new_zeros(1, x.shape[0], weight_h.shape[-1])
+def run_direction(
+    x: Tensor,
+    weight_x: Tensor,
+    weight_h: Tensor,
+    bias: Tensor,
+    *,
+    start: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """One direction's states (B, S, u), word after word, and its last cells (B, u).
+
+    It starts from a state and cell (B, u), or from zero.
+    """
+    zero = x.new_zeros(x.shape[0], weight_h.shape[-1])
+    h, c = start or (zero, zero)
     # torch has two biases, which are only ever added.
     weights = [weight_x, weight_h, bias, torch.zeros_like(bias)]
-    return run_layer(torch.lstm, x, (start, start), weights)
+    before = h[None].to(x), c[None].to(x)
+    states, _, cells = run_layer(torch.lstm, x, before, weights)
+    return states, cells[0]
 
 
 def run_layer(
     layer: Callable[..., tuple[Tensor, ...]], x: Tensor, start: Any, weights: list[Tensor]
-) -> Tensor:
-    """The states (B, S, u) of one direction of `torch.lstm` or `torch.gru`."""
+) -> tuple[Tensor, ...]:
+    """What one direction of `torch.lstm` or `torch.gru` gives; the first are states (B, S, u)."""
     if x.is_cuda:  # cuDNN wants them in one piece of memory, and warns at each call otherwise
         pieces = torch.cat([w.flatten() for w in weights]).split([w.numel() for w in weights])
         weights = [piece.view_as(w) for piece, w in zip(pieces, weights, strict=True)]
@@ -110,4 +179,4 @@ def run_layer(
         train=torch.is_grad_enabled(),
         bidirectional=False,
         batch_first=True,
-    )[0]
+    )

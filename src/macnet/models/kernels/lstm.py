@@ -62,11 +62,12 @@ def lstm(
     weight_h: Tensor,
     bias: Tensor,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor]:
-    """The states and last states of `lstm.run_lstm`, computed in `dtype`."""
-    inputs = x, lengths, weight_x, weight_h, bias
-    states, last = _LSTM.apply(*inputs, dtype, needs_gradient(*inputs))
-    return states, last
+    start: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The states, last states and last cells of `lstm.run_lstm`, computed in `dtype`."""
+    inputs: tuple[Any, ...] = x, lengths, weight_x, weight_h, bias, *(start or (None, None))
+    states, last, cells = _LSTM.apply(*inputs, dtype, needs_gradient(*inputs))
+    return states, last, cells
 
 
 class _LSTM(torch.autograd.Function):
@@ -80,10 +81,13 @@ class _LSTM(torch.autograd.Function):
         weight_x: Tensor,
         weight_h: Tensor,
         bias: Tensor,
+        start_h: Tensor | None,
+        start_c: Tensor | None,
         dtype: torch.dtype,
         keeps: bool,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         # x: (B, S, e)   lengths: (B)   weight_x: (D, 4u, e)   weight_h: (D, 4u, u)   bias: (D, 4u)
+        # start_h, start_c: (B, u), or None; with them, D is 1
         (batch, steps, inputs), (directions, _, units) = x.shape, weight_h.shape
         ctx.inputs, ctx.dtypes = inputs, [a.dtype for a in (x, weight_x, weight_h, bias)]
 
@@ -95,12 +99,17 @@ class _LSTM(torch.autograd.Function):
 
         # The inputs' part of the gates.
         gates = (words.flatten(0, 1) @ weight_x.T).view(batch, steps, directions, 4 * units)
+        if start_h is not None:  # the first step has no state before it to multiply
+            start_h = start_h.to(dtype)
+            gates[:, 0, 0].addmm_(start_h, weight_h[0].T)
         states = gates.new_empty(batch, steps, directions * units)
         slopes = None  # all that backward needs of a step
         if keeps:
             slopes = gates.new_empty(batch, steps, directions, 6, units)
-        # Carried from step to step.
+        # Carried from step to step, and in the end the last ones.
         cells = gates.new_empty(batch, directions, units, dtype=torch.float32)
+        if start_c is not None:
+            cells[:, 0] = start_c
         last = gates.new_empty(batch, directions * units)
         lengths, order = lengths.sort(descending=True)
         arrays = gates, weight_h, states, slopes, cells, last
@@ -110,19 +119,23 @@ class _LSTM(torch.autograd.Function):
             grid, options = _tiles(FORWARD, batch, weight_h, terms=units)
             with torch.cuda.device_of(x):
                 for t in range(steps):
-                    _step[grid](*arrays, order, lengths, t, batch, steps, **options)
-        ctx.save_for_backward(words, weight_x, weight_h, states, slopes, order, lengths)
-        return states, last
+                    has_cells = t > 0 or start_c is not None
+                    _step[grid](*arrays, order, lengths, t, has_cells, batch, steps, **options)
+        ctx.save_for_backward(words, weight_x, weight_h, states, slopes, order, lengths, start_h)
+        return states, last, cells.view(batch, directions * units)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dstates: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
-        # dstates: (B, S, D·u)   dlast: (B, D·u)
-        words, weight_x, weight_h, states, slopes, order, lengths = ctx.saved_tensors
+    def backward(
+        ctx: Any, dstates: Tensor, dlast: Tensor, dlast_cells: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        # dstates: (B, S, D·u)   dlast: (B, D·u)   dlast_cells: (B, D·u) float32
+        words, weight_x, weight_h, states, slopes, order, lengths, start_h = ctx.saved_tensors
         batch, steps, directions, _, units = slopes.shape
         dstates, dlast = dstates.contiguous(), dlast.contiguous()
         dgates = slopes.new_empty(batch, steps, directions, 4 * units)
-        dcells = slopes.new_empty(batch, directions, units, dtype=torch.float32)
+        # Carried from step to step; the last word starts from what comes from outside.
+        dcells = dlast_cells.reshape(batch, directions, units).clone()
         arrays = slopes, weight_h, dstates, dlast, dgates, dcells
         if _is_persistent(weight_h):
             persistent.backward(*arrays, order, lengths)
@@ -141,11 +154,16 @@ class _LSTM(torch.autograd.Function):
         # is one back forwards and one ahead backwards. Only the first word read met none.
         dz, h = dgates.view(-1, directions, 4 * units), states.view(-1, directions, units)
         dweight_h = torch.empty_like(weight_h)
+        first = None if start_h is None else dgates[:, 0, 0].clone()  # (B, 4u)
         dgates[:, 0, 0] = 0
         torch.mm(dz[1:, 0].T, h[:-1, 0], out=dweight_h[0])
         if directions == 2:
             dgates[:, -1, 1] = 0
             torch.mm(dz[:-1, 1].T, h[1:, 1], out=dweight_h[1])
+        dstart: tuple[Tensor | None, ...] = (None, None)
+        if first is not None:
+            dweight_h[0].addmm_(first.T, start_h)
+            dstart = first @ weight_h[0], dcells[:, 0]
 
         e, (x_dtype, weight_x_dtype, weight_h_dtype, bias_dtype) = ctx.inputs, ctx.dtypes
         return (
@@ -154,6 +172,7 @@ class _LSTM(torch.autograd.Function):
             dweight_x[..., :e].to(weight_x_dtype),
             dweight_h.to(weight_h_dtype),
             dweight_x[..., e].to(bias_dtype),
+            *dstart,
             None,
             None,
         )
@@ -216,7 +235,7 @@ def _tanh(x):
     return 2 * tl.sigmoid(2 * x) - 1
 
 
-@triton.jit(do_not_specialize=["t"])
+@triton.jit(do_not_specialize=["t", "has_cells"])
 def _step(
     gates_ptr,  # (B, S, D, 4u), the inputs' part
     weight_h_ptr,  # (D, 4u, u)
@@ -227,6 +246,7 @@ def _step(
     order_ptr,  # (B)
     lengths_ptr,  # (B)
     t,
+    has_cells,  # whether there are cells from before
     batch,
     steps,
     DIRECTIONS: tl.constexpr,
@@ -250,7 +270,7 @@ def _step(
 
     # Loaded before the product, behind which the wait for them hides.
     x_part = tl.load(gates_ptr + here[:, None] * 4 * UNITS + gate, mask=reads, other=0.0)
-    c_before = tl.load(cells_ptr + carried, mask=has_read, other=0.0)
+    c_before = tl.load(cells_ptr + carried, mask=reads & (has_cells != 0), other=0.0)
 
     term = tl.arange(0, DEPTH)
     states_in = states_ptr + before[:, None] * UNITS + term[None]  # (M, K)
@@ -293,7 +313,7 @@ def _step_backward(
     dstates_ptr,  # (B, S, D, u)
     dlast_ptr,  # (B, D, u)
     dgates_ptr,  # (B, S, D, 4u), out, and in at the word after
-    dcells_ptr,  # (B, D, u), out, and in from the word after
+    dcells_ptr,  # (B, D, u), out, and in from the word after, or of the last cell
     order_ptr,  # (B)
     lengths_ptr,  # (B)
     t,
@@ -326,7 +346,7 @@ def _step_backward(
     c_before = tl.load(slopes_in + 5 * UNITS, mask=reads, other=0.0)
     dstate = tl.load(dstates_ptr + here[:, None] * UNITS + unit, mask=reads, other=0.0)
     dlast = tl.load(dlast_ptr + carried, mask=(t == length - 1)[:, None], other=0.0)
-    dc = tl.load(dcells_ptr + carried, mask=will_read, other=0.0)
+    dc = tl.load(dcells_ptr + carried, mask=reads, other=0.0)
 
     term = tl.arange(0, DEPTH)
     dgates_in = dgates_ptr + after[:, None] * 4 * UNITS + term[None]  # (M, K)

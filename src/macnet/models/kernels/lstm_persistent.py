@@ -371,7 +371,7 @@ def _lstm_backward(
     dstates_ptr,  # (B, S, 2, u)
     dlast_ptr,  # (B, 2, u)
     dgates_ptr,  # (B, S, 2, 4u), out, and in at the word after
-    dcells_ptr,  # (B, 2, u), out, and in from the word after
+    dcells_ptr,  # (B, 2, u), out, and in from the word after, or of the last cell
     order_ptr,  # (B)
     lengths_ptr,  # (B)
     batch,
@@ -425,7 +425,7 @@ def _lstm_backward(
             will_read = (t + 1 < length)[:, None]
             carried = (question * 2 + direction)[:, None] * UNITS + _units(LAYOUT)  # (M, U)
             finished = finished_ptr + tile * 2 + direction
-            dc = gl.load(dcells_ptr + carried, mask=will_read, other=0.0)
+            dc = gl.load(dcells_ptr + carried, mask=(t < length)[:, None], other=0.0)
             dgates_in = dgates_ptr + after[:, None] * 4 * UNITS + term
             is_after = (after >= 0)[:, None]
             if t + 1 < words:
