@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from macnet.data.spec import DataSpec
 from macnet.errors import InputError
@@ -123,11 +126,24 @@ def assert_refuses_bad_inputs(network: nn.Module, sizes: DataSpec) -> None:
     ]
     if sizes.pixels:
         wrong.append((images / 255, questions, "of torch.float32; they must be .*of torch.uint8"))
-    for call in (network, network.literal):
+    for call in (network, getattr(network, "literal", network)):
         for bad_images, bad_questions, message in wrong:
             with pytest.raises(InputError, match=message) as caught:
-                call(bad_images, bad_questions)  # type: ignore[operator]
+                call(bad_images, bad_questions)
             assert "\n" not in str(caught.value)
+
+
+class NoWaiting(TorchDispatchMode):
+    """Fail where a GPU would be waited for: at its values on the host, and at copies from there."""
+
+    WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "lift_fresh")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        assert name not in self.WAITS, func
+        if name in ("index", "index_put", "index_put_"):
+            assert all(i is None or i.dtype != torch.bool for i in args[1]), func
+        return func(*args, **(kwargs or {}))
 
 
 def count_parameters(network: nn.Module) -> int:

@@ -37,7 +37,7 @@ def model() -> Model:
 
 def asked(model: Model, dataset: Dataset) -> Results:
     with Predictor(dataset) as answering:
-        return measure(dataset, answering(model.trained.system, model.network, show=False))
+        return measure(dataset, *answering(model.trained.system, model.network, show=False))
 
 
 def assert_as_recorded(results: Results, recorded: Mapping[str, Any]) -> None:

@@ -39,6 +39,11 @@ TINY: dict[str, dict[str, Any]] = {  # of other systems
     "sa-mlp": {"embedding": 6, "units": 8, "hidden": 8, "attention_units": 8},
     "rn": {"object_channels": 4, "embedding": 6, "units": 8, "g": 8, "g_layers": 2, "f": 8},
     "film": {"embedding": 6, "units": 8, "channels": 6, "blocks": 2, "pooled": 8, "hidden": 8},
+    "pg-ee": {
+        **{"embedding": 6, "units": 8, "channels": 4, "pooled": 4, "hidden": 8},
+        "program_length": 8,
+    },
+    "n2nmn": {"embedding": 6, "units": 8, "map_dim": 6, "training_steps": 5, "steps": 6},
 }
 QUICK = {"images": 4, "questions": 4, "epochs": 4, "lr": 3e-3, "ema": 0.9, "patience": 0}
 

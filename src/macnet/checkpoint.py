@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -30,6 +30,7 @@ from macnet.files import check_is_file, write_atomically
 from macnet.models.mac import StepTrace
 from macnet.models.registry import SYSTEMS, find_preset
 from macnet.models.system import System
+from macnet.paper import TABLE_1
 
 FORMAT = 2
 BEST, LAST = "best.safetensors", "last.safetensors"
@@ -117,7 +118,20 @@ class TrainedNetwork:
     @property
     def row(self) -> str | None:
         """The label of this network in the paper's tables 1 and 2, or None."""
-        return self.system.find_row(self.config)
+        return self.system.find_row(self.config, self.programs)
+
+    @property
+    def label(self) -> str:
+        """What reports call it: its row in the paper's table 1, else that of its system."""
+        row = self.row
+        return row if row and row in TABLE_1 else self.system.label_with(self.programs)
+
+    @property
+    def programs(self) -> int:
+        """The number of questions whose programs it has learned from; 0 stands for all."""
+        experiment = self.metadata.get("experiment")
+        programs = experiment.get("programs") if isinstance(experiment, Mapping) else None
+        return programs if isinstance(programs, int) else 0
 
     @property
     def share(self) -> float | None:
@@ -153,12 +167,23 @@ class TrainedNetwork:
     ) -> Callable[[Tensor, Tensor], tuple[Tensor, list[StepTrace]]]:
         """The function from images and questions to logits and reasoning steps of the network."""
         if self.system.trace is None:
-            attending = " or ".join(s.name for s in SYSTEMS.values() if s.trace is not None)
-            raise InputError(
-                f"{self.path}: it is of the system {self.system.name}, which has no attention to "
-                f"show; take a network of the system {attending}"
-            )
+            lacks = "reasons in no steps" if self.system.programs else "has no attention to show"
+            raise self._other_system(lacks, [s for s in SYSTEMS.values() if s.trace])
         return partial(self.system.trace, network)
+
+    def check_explainable(self) -> None:
+        """Check that there is something to show: reasoning steps, or programs."""
+        if not (self.system.trace or self.system.programs):
+            explainable = [s for s in SYSTEMS.values() if s.trace or s.programs]
+            raise self._other_system("has no attention and no program to show", explainable)
+
+    def _other_system(self, lacks: str, systems: Sequence[System]) -> InputError:
+        *others, last = (system.name for system in systems)
+        named = f"{', '.join(others)} or {last}" if others else last
+        return InputError(
+            f"{self.path}: it is of the system {self.system.name}, which {lacks}; take a network "
+            f"of the system {named}"
+        )
 
     def to_record(self) -> dict[str, Any]:
         """What a report records of the network, for JSON."""

@@ -73,6 +73,12 @@ def test_a_run_is_trained_and_its_best_is_shown(
         ("sa-mlp", "CNN+LSTM+SA+MLP", "--model.units 6 --model.hidden 8 --model.attention_units 4"),
         ("rn-pixels", "CNN+LSTM+RN†‡", "--model.g 8 --model.f 8 --model.units 6"),
         ("film-pixels", "CNN+GRU+FiLM‡", "--model.units 6 --model.channels 4 --model.pooled 8"),
+        ("n2nmn", "N2NMN*", "--model.units 6 --model.embedding 6 --model.map_dim 4"),
+        (
+            "pg-ee",
+            "pg-ee (9 programs)",
+            "--model.units 6 --model.channels 4 --model.pooled 8 --model.hidden 6 --programs 9",
+        ),
     ],
 )
 def test_the_other_systems(
@@ -206,6 +212,22 @@ def test_a_folder_with_a_run(made: Path, data: Path, capsys: pytest.CaptureFixtu
         ("--size 16", "--size is '16'; it must be two positive numbers"),
         ("--min-count 0", "--min-count is 0; it must be at least 1"),
         ("--validate-on 0", "--validate-on is 0; it must be at least 1"),
+        ("--preset pg-ee --programs ten", "--programs is 'ten'; it must be NUMBER|all; see macnet"),
+        ("--preset pg-ee --programs 0", "--programs is 0; it must be a number from 1, or all"),
+        ("--preset pg-ee --recipe.programs -1", "--recipe.programs is -1; it must be a whole num"),
+        ("--preset n2nmn --programs 17", "a subset of 17 questions is asked for, but there are 16"),
+        ("--programs 5", "--recipe.programs is 5, but paper does not learn from programs in the"),
+        (
+            "--preset pg-ee --recipe.trainable executor",
+            "--recipe.trainable is executor, but the stage generator of pg-ee always trains "
+            "generator; leave it out, or choose others as --recipe.stages",
+        ),
+        ("--preset pg-ee --recipe.stages all", "--recipe.stages is 'all'; choose among generator"),
+        (
+            "--preset pg-ee --model.program-length 0",
+            "--model.program-length is 0; it must be a whol",
+        ),
+        ("--preset n2nmn --recipe humans", "--recipe is humans, but no fine-tuning on CLEVR-Human"),
         ("--subset-images 2", "a subset's share is 2.0; it must lie in (0, 1]"),
         ("--subset-images 0.1 --subset-questions 0.1", "--subset-questions and --subset-images"),
         ("--seed -1", "--seed is -1; it must be a whole number from 0"),
@@ -235,6 +257,10 @@ def test_bad_options(
         ("--subset-questions 0.1 --world-val-images 1 --size 24x16", "--subset-questions is given"),
         ("--world-val-images 0", "0 images of 'val' are asked for; one is the least"),
         ("--size 8x8", "--size is 8x8; it must be at least 24x16"),
+        (
+            "--preset pg-ee --programs 5 --world-val-images 1 --size 24x16 --device cpu",
+            "an endless world has no subset; give --world-images",
+        ),
     ],
 )
 def test_bad_options_of_a_world(

@@ -245,6 +245,25 @@ def test_subsets_nest_and_are_as_large_as_asked(
         assert len(few) == sum(counts[image] for image in images)
 
 
+@pytest.mark.parametrize("by", ["question", "image"])
+def test_a_subset_by_number_is_one_of_those_by_share(by: Any) -> None:
+    data = dataset([1, 4, 2, 3])
+    many = data.subset(Subset(by, 0.5, seed=3))
+    images = len(set(many.image_rows[many.selected].tolist()))
+    few = data.subset(Subset(by, count=5 if by == "question" else images, seed=3))
+    assert few.selected.tolist() == many.selected.tolist()
+    assert len(data.subset(Subset(by, count=10 if by == "question" else 4))) == 10, "all"
+    count = few.metadata["subsets"][0]["count"]
+    assert few.metadata["subsets"] == [{"by": by, "share": 1, "seed": 3, "count": count}]
+    (again,) = (Subset(**rule) for rule in few.metadata["subsets"])
+    assert data.subset(again).selected.tolist() == few.selected.tolist()
+    message = f"a subset of 1,011 {by}s is asked for, but there are {10 if by == 'question' else 4}"
+    with pytest.raises(InputError, match=message):
+        data.subset(Subset(by, count=1011))
+    with pytest.raises(InputError, match="a subset's count is 0; it must be at least 1"):
+        Subset(by, count=0)
+
+
 @pytest.mark.parametrize(("by", "share"), [("question", 0.0), ("image", 1.5), ("color", 0.5)])
 def test_a_subset_that_makes_no_sense_is_refused(by: str, share: float) -> None:
     with pytest.raises(InputError, match="subset"):

@@ -314,5 +314,5 @@ def test_a_network_is_trained_and_evaluated_on_it(root: Path, tmp_path: Path) ->
     trained = load_trained(tmp_path / "run")
     assert trained.vocabulary.answers == ("like a day", "like a night")
     with Predictor(val) as predictor:
-        results = measure(val, predictor(trained.system, trained.network()))
+        results = measure(val, *predictor(trained.system, trained.network()))
     assert (results.overall.correct, results.overall.total) == (6, 7)

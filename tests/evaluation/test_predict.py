@@ -19,7 +19,7 @@ from macnet.data.vocab import ANSWERS
 from macnet.errors import InputError
 from macnet.evaluation import predict as answering
 from macnet.evaluation.predict import Predictor
-from macnet.models.system import System
+from macnet.models.system import ProgramWriting, System
 from processes import in_processes
 
 PLACES = len(ANSWERS)
@@ -95,11 +95,31 @@ def test_each_question_that_counts_is_asked_once(
     ask = Predictor(dataset, images=images)
     for _ in range(passes):
         network = Looks()
-        found = ask(LOOKING, network, show=False)
+        found, programs = ask(LOOKING, network, show=False)
+        assert programs is None
         assert found.dtype == np.int16
         assert found.tolist() == expected(dataset)
         assert sorted(q for q in network.asked if q != UNKNOWN) == dataset.selected.tolist()
         assert all(n <= images and g <= 10 for n, g in network.shapes)
+
+
+def test_programs_are_compared_where_they_are_of_clevr() -> None:
+    """Ids of another format's tokens would be those of other functions, or of none."""
+    dataset = seen([3, 4])
+    writing = ProgramWriting(
+        forward=lambda network, batch: (look(network, batch), batch.answers == 1),
+        trace=lambda network, images, questions: (images, []),
+        modules=list,
+        map_title="attention",
+    )
+    answers, programs = Predictor(dataset)(replace(LOOKING, programs=writing), Looks(), show=False)
+    assert answers.tolist() == expected(dataset)
+    assert programs is not None
+    assert programs.tolist() == (dataset.questions.answers == 1).tolist()
+    other = replace(dataset, format=replace(dataset.format, program_tokens=("a", "b")))
+    answers, programs = Predictor(other)(replace(LOOKING, programs=writing), Looks(), show=False)
+    assert answers.tolist() == expected(dataset)
+    assert programs is None
 
 
 @pytest.mark.parametrize(
@@ -131,7 +151,7 @@ def test_a_pass_that_was_interrupted_does_no_harm_to_the_next() -> None:
     with pytest.raises(KeyboardInterrupt):
         ask(replace(LOOKING, forward=interrupted), network, show=False)
     assert network.training
-    assert ask(LOOKING, Looks(), show=False).tolist() == expected(dataset)
+    assert ask(LOOKING, Looks(), show=False).answers.tolist() == expected(dataset)
 
 
 def test_networks_are_asked_in_evaluation_mode_and_given_back_as_they_were() -> None:
@@ -174,7 +194,7 @@ def answers_and_asked() -> tuple[list[int], list[int]]:
     dataset = replace(dataset, selected=dataset.selected[5:])
     ask = Predictor(dataset, images=2)
     for _ in range(2):
-        found = ask(LOOKING, network, show=False)
+        found, _ = ask(LOOKING, network, show=False)
     return found.tolist(), network.asked
 
 
@@ -197,5 +217,5 @@ def test_a_gpu_gives_the_same_answers(resident: bool, monkeypatch: pytest.Monkey
     dataset = seen([10, 9, 10, 3, 12] * 20)
     with Predictor(dataset, device="cuda", images=4, resident=resident) as ask:
         for _ in range(2):
-            found = ask(LOOKING, Looks().cuda(), show=False)
+            found, _ = ask(LOOKING, Looks().cuda(), show=False)
             assert found.tolist() == expected(dataset)

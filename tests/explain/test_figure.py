@@ -13,36 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from explained import explanation, shares
+from explained import contrast, explanation, holds, shares
 from macnet.data.unknown_words import UnknownWord
+from macnet.explain.drawing import GAP, MARGIN, TEXT, highlight_color, pieces
 from macnet.explain.figure import (
     FIGURE_WIDTH,
     FRAME_WIDTH,
-    GAP,
     IMAGE_WIDTH,
-    MARGIN,
-    TEXT,
     TOP_SHARE,
     TOP_WORDS,
-    _pieces,
     draw_figure,
     draw_frames,
-    highlight_color,
     top_words,
     write_gif,
     write_png,
 )
 from macnet.explain.overlay import overlay_attention
-
-
-def holds(image: Image.Image, part: np.ndarray) -> bool:
-    """Whether the part is anywhere in it: first its upper left corner, then all of it."""
-    pixels, (height, width) = np.asarray(image), part.shape[:2]
-    corners = (pixels[:, :, :] == part[0, 0]).all(-1)
-    return any(
-        np.array_equal(pixels[y : y + height, x : x + width], part)
-        for y, x in zip(*corners.nonzero(), strict=True)
-    )
 
 
 @pytest.mark.parametrize(
@@ -184,18 +170,6 @@ def test_a_word_is_the_warmer_the_more_it_is_attended(a: float, b: float) -> Non
     assert contrast(high, TEXT) > 7  # and always to be read
 
 
-def contrast(a: tuple[int, ...], b: tuple[int, ...]) -> float:
-    """As the guidelines for accessible pages count it."""
-
-    def luminance(colour: tuple[int, ...]) -> float:
-        c = np.array(colour) / 255
-        linear = np.where(c <= 0.04045, c / 12.92, ((c + 0.055) / 1.055) ** 2.4)
-        return float(linear @ [0.2126, 0.7152, 0.0722])
-
-    low, high = sorted((luminance(a), luminance(b)))
-    return (high + 0.05) / (low + 0.05)
-
-
 @pytest.mark.parametrize("write", [write_png, write_gif])
 def test_a_full_disk_leaves_nothing(
     write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -221,7 +195,7 @@ class Ruler:
 
 
 @pytest.mark.parametrize(
-    ("word", "pieces"),
+    ("word", "expected"),
     [
         ("", [""]),
         ("a", ["a"]),
@@ -230,11 +204,11 @@ class Ruler:
         ("w" * 40_000, ["w" * 7] * 5714 + ["ww"]),
     ],
 )
-def test_words_in_pieces(word: str, pieces: list[str]) -> None:
+def test_words_in_pieces(word: str, expected: list[str]) -> None:
     ruler = Ruler()
-    assert [*_pieces(word, ruler, 75)] == pieces  # type: ignore[arg-type]
+    assert [*pieces(word, ruler, 75)] == expected  # type: ignore[arg-type]
     assert ruler.measured <= 10 + 10 * len(word), "of a long word, only a little at a time"
-    assert [*_pieces("wide", ruler, 3)] == [*"wide"]  # type: ignore[arg-type]
+    assert [*pieces("wide", ruler, 3)] == [*"wide"]  # type: ignore[arg-type]
 
 
 def test_a_question_of_a_book() -> None:

@@ -10,7 +10,8 @@ import pytest
 from macnet import devices
 from macnet.errors import InputError
 from macnet.explain.attention import measure_attention
-from macnet.explain.figure import GAP, IMAGE_WIDTH, MARGIN, draw_figure, draw_frames
+from macnet.explain.drawing import GAP, MARGIN
+from macnet.explain.figure import IMAGE_WIDTH, draw_figure, draw_frames
 from macnet.explain.model import load
 from macnet.explain.overlay import overlay_attention
 from macnet.explain.page import make_page
@@ -66,10 +67,9 @@ def test_a_system_without_attention_is_refused_with_those_that_have_some(
     preset: str, tmp_path: Path
 ) -> None:
     without = write_network(tmp_path / "run", preset=preset, model=SMALL)
-    refused = f"is of the system {preset}, which has no attention to show; take a network of "
-    for explain in (
-        lambda: load(without).explain(np.zeros((8, 8, 3), np.uint8), QUESTION),
-        lambda: measure_attention(without, device="cpu"),
-    ):
-        with pytest.raises(InputError, match=f"{refused}the system mac or sa-mlp"):
-            explain()
+    refused = f"is of the system {preset}, which has no attention"
+    with pytest.raises(InputError, match=f"{refused} and no program to show; take a network of "):
+        load(without).explain(np.zeros((8, 8, 3), np.uint8), QUESTION)
+    named = "take a network of the system mac or sa-mlp$"
+    with pytest.raises(InputError, match=f"{refused} to show; {named}"):
+        measure_attention(without, device="cpu")

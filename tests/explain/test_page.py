@@ -8,7 +8,6 @@ import json
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -18,47 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from explained import QUESTION, explanation
+from explained import QUESTION, Parsed, data_of, explanation
 from macnet.data.unknown_words import UnknownWord
 from macnet.explain import page
 from macnet.explain.overlay import overlay_attention
 from macnet.explain.page import make_page, write_page
 from macnet.explain.reply import Explanation
-
-VOID = {"meta", "img", "input"}
-
-
-class Parsed(HTMLParser):
-    """Tags with their attributes, the text of each kind of tag, and whether all were closed."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: dict[str, str] = {}
-        self.open: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open:
-            self.text[self.open[-1]] = self.text.get(self.open[-1], "") + data
-
-    def all(self, tag: str) -> list[dict[str, str | None]]:
-        return [attributes for name, attributes in self.tags if name == tag]
-
-
-def data_of(text: str) -> Any:
-    (found,) = re.findall(r'<script id="data" type="application/json">(.*?)</script>', text, re.S)
-    return json.loads(found)
+from programs_written import FIVE, written
 
 
 @settings(max_examples=20, deadline=None)
@@ -234,17 +199,7 @@ def test_in_a_browser(tmp_path: Path) -> None:
     told.image[:] = np.stack([rows * 4, columns * 3, 255 - rows], -1)  # kinder to a JPEG
     file = tmp_path / "page.html"
     file.write_text(make_page(told).replace("</body>", f"{ACTS}</body>").replace("800)", "80)"))
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--virtual-time-budget=3000",
-        "--dump-dom",
-    ]
-    command = [str(BROWSER), *flags, f"--user-data-dir={tmp_path}", f"{file.as_uri()}#step=2"]
-    dumped = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
-    (output,) = re.findall("<output>(.*)</output>", dumped)
-    did = json.loads(output)
+    did = acted(file)
     steps = [2, 3, 4, 4, 3, 0, 0, 2, 1]
     assert [int(step) for step, _ in did["seen"]] == steps
     assert [float(share) for _, share in did["seen"]] == pytest.approx(
@@ -259,6 +214,55 @@ def test_in_a_browser(tmp_path: Path) -> None:
     assert apart.max() < 25
 
 
+def acted(file: Path) -> Any:
+    """What the script in a page puts out in a browser, from its second step on."""
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--virtual-time-budget=3000",
+        "--dump-dom",
+    ]
+    command = [str(BROWSER), *flags, f"--user-data-dir={file.parent}", f"{file.as_uri()}#step=2"]
+    dumped = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+    (output,) = re.findall("<output>(.*)</output>", dumped)
+    return json.loads(output)
+
+
+MODULE_ACTS = """
+<script>
+function act() {
+  const seen = [0, 1, 2, 3, 4, 5].map((number) => {
+    go(number);
+    const rows = [...document.querySelectorAll("#program [aria-current]")];
+    return [$("lit").hidden, rows.map((row) => row.dataset.module).join()];
+  });
+  document.querySelector('#program [data-module="3"]').click();
+  const done = document.createElement("output");
+  const label = $("strip").children[3].ariaLabel;
+  done.textContent = JSON.stringify({ seen, hash: location.hash, label });
+  document.body.append(done);
+}
+const waiting = setInterval(() => { if (now >= 0) { clearInterval(waiting); act(); } }, 50);
+</script>
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+@pytest.mark.parametrize("maps", [True, False])
+def test_modules_in_a_browser(maps: bool, tmp_path: Path) -> None:
+    """Those without a map show the plain picture; the row of each is marked, and leads to it."""
+    file = tmp_path / "page.html"
+    file.write_text(
+        make_page(written(FIVE, FIVE, maps=maps)).replace("</body>", f"{MODULE_ACTS}</body>")
+    )
+    did = acted(file)
+    plain = [True, *[not maps] * 4, True]
+    assert did["seen"] == [[hidden, str(i or "")] for i, hidden in enumerate(plain)]
+    assert did["hash"] == "#step=3"
+    assert did["label"] == "Module 3 filter_color[red]"
+
+
 def first_word(told: Explanation, step: int) -> float:
     shares = told.steps[step - 1].words
     assert shares is not None
@@ -268,6 +272,6 @@ def first_word(told: Explanation, step: int) -> float:
 def test_the_template_has_a_place_for_everything() -> None:
     places = set(re.findall(r"\{\{(\w+)\}\}", page.TEMPLATE.read_text("utf-8")))
     assert places == {
-        *("question", "length", "aspect", "picture", "steps"),
-        *("answer", "likeliest", "unknown", "data"),
+        *("question", "length", "aspect", "picture", "panel", "panels"),
+        *("answer", "likeliest", "unknown", "program", "data"),
     }

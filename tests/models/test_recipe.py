@@ -102,7 +102,29 @@ def test_a_system_without_published_fine_tuning() -> None:
 
 
 def test_a_stage_changes_the_recipe_of_the_run() -> None:
-    stage = Stage(name="first", subset=Subset("question", 0.1), changes={"lr": 5e-4})
-    assert stage.recipe(Recipe(clip=1)) == Recipe(clip=1, lr=5e-4)
+    stage = Stage(name="first", changes={"lr": 5e-4}, factors={"epochs": 0.5})
+    assert stage.recipe(Recipe(clip=1, epochs=3)) == Recipe(clip=1, lr=5e-4, epochs=1.5)
+    blind = Stage(name="first", takes_images=False)
+    assert blind.recipe(Recipe(images=8, questions=5)) == Recipe(images=40, questions=1)
     with pytest.raises(TypeError, match="rate"):
         Stage(name="first", changes={"rate": 5e-4}).recipe(Recipe())
+
+
+def test_a_stage_learns_from_as_many_programs_as_the_recipe_says() -> None:
+    stage = Stage(name="first", uses_programs=True)
+    assert stage.subset(Recipe(), seed=3) is None, "all"
+    assert stage.subset(Recipe(programs=9), seed=3) == Subset("question", count=9, seed=3)
+    assert Stage(name="second").subset(Recipe(programs=9), seed=3) is None
+
+
+def test_stages_by_name() -> None:
+    training = SYSTEMS["pg-ee"].training
+    assert [stage.name for stage in training.find_stages(Recipe())] == [
+        *("generator", "executor", "joint")
+    ]
+    (joint,) = training.find_stages(training.find_recipe("humans"))
+    assert joint.recipe(training.find_recipe("humans")).lr == 1e-4
+    with pytest.raises(
+        InputError, match=r"`recipe\.stages` is 'all'; choose among generator, exec"
+    ):
+        training.find_stages(Recipe(stages=("all",)))

@@ -59,7 +59,8 @@ def test_a_preset_answers_what_it_was_made_to_fit(name: str, data_spec: DataSpec
 
 def test_systems_are_known_by_their_names() -> None:
     rows = {system.table1_row for system in SYSTEMS.values()}
-    assert rows == {row for row in TABLE_1 if row != "Human" and not row.endswith("*")}
+    rows |= {row for system in SYSTEMS.values() for row in system.program_rows.values()}
+    assert rows == {row for row in TABLE_1 if row != "Human"}
     assert all(name == system.name for name, system in SYSTEMS.items())
     assert {preset.system.name for preset in PRESETS.values()} == {*SYSTEMS}
 
@@ -133,3 +134,12 @@ def test_no_two_systems_share_the_name_of_a_preset() -> None:
 def test_only_mac_has_ablations() -> None:
     with pytest.raises(InputError, match="the paper ablates only MAC"):
         SYSTEMS["lstm"].ablate(find_preset("lstm").config, "w/ memory gate")
+
+
+def test_features_other_than_the_published_are_named() -> None:
+    n2nmn, vgg = SYSTEMS["n2nmn"], FEATURES._replace(channels=512, height=10, width=15)
+    assert n2nmn.deviation(vgg) is None
+    published = "N2NMN* was published with features of 512x10x15; here it has"
+    assert n2nmn.deviation(FEATURES) == f"{published} features of 6x4x5."
+    assert n2nmn.deviation(PICTURES) == f"{published} pixels."
+    assert SYSTEMS["pg-ee"].deviation(PICTURES) is None

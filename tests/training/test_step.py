@@ -94,8 +94,9 @@ def by_hand(recipe: Recipe, network: Toy) -> tuple[dict[str, Tensor], dict[str, 
         with torch.no_grad():
             for name, w in weights.items():
                 g = gradients[name]
-                if recipe.clip and norm > recipe.clip:
-                    g = g * recipe.clip / norm
+                length = g.norm().item() if recipe.clip_each else norm
+                if recipe.clip and length > recipe.clip:
+                    g = g * recipe.clip / length
                 if recipe.optimizer == "adamw":
                     w -= lr * recipe.weight_decay * w
                 else:
@@ -116,6 +117,8 @@ def by_hand(recipe: Recipe, network: Toy) -> tuple[dict[str, Tensor], dict[str, 
     [
         {},
         {"clip": 0.3},
+        {"clip": 0.3, "clip_each": True},
+        {"clip": 0, "clip_each": True},
         {"clip": 0, "ema": 0.5},
         {"ema_warmup": True, "ema": 0.6},
         {"weight_decay": 0.1, "clip": 0.3},

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from broken_off import StoppedAfter, assert_no_failure_matters
 from macnet.checkpoint import load_trained, read_checkpoint
 from macnet.data.batches import Batch
-from macnet.data.dataset import Subset
 from macnet.data.question_arrays import UNKNOWN
 from macnet.data.spec import DataSpec
 from macnet.data.vocab import PAD, PROGRAM_TOKENS
@@ -50,7 +49,7 @@ def test_a_small_mac_learns_64_questions_by_heart(tmp_path: Path) -> None:
     trained = load_trained(tmp_path / "run")
     assert trained.metadata["accuracy"] == {"overall": 1.0, "Exist": 1.0}
     with Predictor(same_ones.val) as answering:
-        results = measure(same_ones.val, answering(trained.system, trained.network()))
+        results = measure(same_ones.val, *answering(trained.system, trained.network()))
     assert (results.overall.correct, results.overall.total) == (64, 64)
 
 
@@ -157,7 +156,7 @@ GUIDED = System(
 CLONING = Stage(
     name="clone",
     objective=clone,
-    subset=Subset("question", 0.9),
+    uses_programs=True,
     changes={"trainable": ("generator",), "epochs": 8, "validate_every": 8, "lr": 0.1},
 )
 
@@ -170,7 +169,7 @@ def two_stages(begins: Literal["best", "last"] = "best", **changes: Any) -> Trai
 @pytest.fixture
 def guided(monkeypatch: pytest.MonkeyPatch) -> TrainingPlan:
     set_training(monkeypatch, two_stages(epochs=6, lr=0.1))
-    return plan("guided", validate_every=1)
+    return plan("guided", validate_every=1, programs=43)
 
 
 def set_training(patch: pytest.MonkeyPatch, training: TrainingSpec) -> None:

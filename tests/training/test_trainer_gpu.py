@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import program_training
 from broken_off import StoppedAfter
 from macnet.checkpoint import load_trained, read_checkpoint
 from macnet.clevr.world import World
@@ -107,6 +108,35 @@ def test_a_graph_of_another_system_is_what_it_holds(name: str, tmp_path: Path) -
     assert graph == pytest.approx(eager, rel=LOW, abs=LOW)
     assert graph[:3] == pytest.approx(full[:3], rel=2 * LOW)
     assert graph[-1] < 0.8 * graph[0]
+
+
+PROGRAM_SIZES: dict[str, dict[str, Any]] = {  # for which there are kernels
+    "pg-ee": {"embedding": 8, "units": 16, "channels": 16, "pooled": 8, "hidden": 16},
+    "n2nmn": {"embedding": 8, "units": 16, "map_dim": 16},
+}
+
+
+@pytest.mark.parametrize("name", PROGRAM_SIZES)
+def test_a_graph_of_programs_is_what_it_holds(name: str, tmp_path: Path) -> None:
+    """In all stages; those that sample are only run, since a graph draws other numbers."""
+    data, losses = program_training.training_data(), {}
+    recipe: dict[str, Any] = {"epochs": 5, "lr": 3e-4, "validate_every": 5, "weight_decay": 0}
+    for precision, capture in (("bfloat16", True), ("bfloat16", False), ("float32", True)):
+        made = plan(name, PROGRAM_SIZES[name], precision=precision, **recipe)
+        folder = tmp_path / f"{precision} {capture}"
+        Trainer(folder, made, data, device=torch.device("cuda"), capture=capture).train()
+        lines = read_log(folder / "log.jsonl")
+        ends = [line["stage"] for line in lines if line["kind"] == "end"]
+        assert ends == program_training.STAGES[name]
+        sampling = {stage.name for stage in made.stages if stage.learns_policy}
+        losses[precision, capture] = [
+            line["loss"]
+            for line in lines
+            if line["kind"] == "train" and line["stage"] not in sampling
+        ]
+    graph, eager, full = losses.values()
+    assert graph == pytest.approx(eager, rel=LOW, abs=LOW)
+    assert graph[:3] == pytest.approx(full[:3], rel=2 * LOW)
 
 
 def test_a_graph_holds_the_augmentation_of_images(tmp_path: Path) -> None:

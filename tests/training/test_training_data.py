@@ -19,7 +19,7 @@ from macnet.data.spec import DataSpec
 from macnet.data.vocab import Vocabulary
 from macnet.errors import InputError
 from macnet.models.recipe import Recipe
-from macnet.training.training_data import EPOCH, TrainingData, steps_per_epoch
+from macnet.training.training_data import EPOCH, TrainingData
 from tiny_training import dataset, training_data
 
 RECIPE = Recipe(images=4, questions=3)
@@ -58,7 +58,8 @@ def test_a_subset() -> None:
     rule = Subset("question", 0.25)
     chosen = {*dataset().subset(rule).selected.tolist()}
     source = opened(training_data(), subset=rule)
-    steps = steps_per_epoch(source, RECIPE)
+    steps = source.steps or 0
+    assert training_data().steps_per_epoch(source, RECIPE, rule) == 6 > steps, "as of all"
     seen = [n for step in which(source, steps) for n in step if n != UNKNOWN]
     assert sorted(seen) == sorted(chosen)
 
@@ -71,7 +72,7 @@ def test_replay_is_mixed_in(position: int) -> None:
     expected = [(olds if n % 3 == 2 else news).pop(0) for n in range(12)]
     assert which(opened(mixed, position), 6) == expected[position : position + 6]
     with closing(opened(mixed)) as source:
-        assert steps_per_epoch(source, RECIPE) == 9, "six new batches and half as many old"
+        assert mixed.steps_per_epoch(source, RECIPE, None) == 9, "six new, half as many old"
     assert mixed.to_record()["replay"]["share"] == 1 / 3
 
 
@@ -86,7 +87,7 @@ def test_an_endless_world() -> None:
     endless = TrainingData(WORLD, val)
     with closing(opened(endless)) as source:
         assert isinstance(source, EndlessBatches)
-        assert steps_per_epoch(source, RECIPE) == -(-EPOCH // 12)
+        assert endless.steps_per_epoch(source, RECIPE, None) == -(-EPOCH // 12)
     first = which(opened(endless), 3)
     assert which(opened(endless, position=2), 1) == first[2:]
     assert len(first[0]) == 12, "as many questions about each image as the recipe says"
@@ -139,7 +140,10 @@ def test_datasets_that_do_not_fit_together(changes: dict[str, Any], message: str
             {"images": 100_000},
             "`recipe.images` is 100,000, but made of seed 0 makes 24 groups of 3 ",
         ),
-        ({"images": 65}, "`recipe.images` is 65, but made of seed 0 makes 24 groups of 3 question"),
+        (
+            {"images": 214},
+            "`recipe.images` is 214, but made of seed 0 makes 24 groups of 3 question",
+        ),
         (
             {"questions": 9_999},
             "`recipe.questions` is 9,999, but made of seed 0 has 4 questions about",
@@ -157,14 +161,17 @@ def test_a_batch_that_is_larger_than_the_data(change: dict[str, Any], message: s
 
 
 def test_a_batch_that_is_larger_than_the_replay() -> None:
-    of = TrainingData(dataset(99), dataset(8, seed=1), replay=dataset(), replay_share=0.5)
-    with pytest.raises(InputError, match="is 99, but made of seed 0 makes 24 groups"):
-        opened(of, recipe=replace(RECIPE, images=99))
+    of = TrainingData(dataset(120), dataset(8, seed=1), replay=dataset(), replay_share=0.5)
+    with pytest.raises(InputError, match="is 214, but made of seed 0 makes 24 groups"):
+        opened(of, recipe=replace(RECIPE, images=214))
 
 
 def test_a_batch_of_the_usual_size_is_filled_up() -> None:
     (numbers,) = which(opened(training_data(), recipe=Recipe(images=64, questions=10)), 1)
     assert sorted(n for n in numbers if n != UNKNOWN) == list(range(len(dataset())))
+    assert len(numbers) == 640
+    # A stage without images has one question about each.
+    (numbers,) = which(opened(training_data(), recipe=Recipe(images=640, questions=1)), 1)
     assert len(numbers) == 640
 
 

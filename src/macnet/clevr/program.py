@@ -16,7 +16,9 @@ executor here is the only source of answers in the project.
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal
 
 from macnet.clevr.scene import ATTRIBUTES, RELATIONS, Scene
@@ -165,6 +167,67 @@ def possible_answers(last_function: str) -> tuple[str, ...]:
     if type_ == "Query Attribute":
         return ATTRIBUTES[last_function.removeprefix("query_")]
     return "yes", "no"
+
+
+# --- well-formed programs --------------------------------------------------------------------
+
+_OBJECTS, _OBJECT, _NUMBER, _TRUTH = "a set of objects", "one object", "a number", "yes or no"
+
+# Function → what each of its inputs must be, and what it outputs.
+_SIGNATURES: Mapping[str, tuple[str, str]] = {
+    "scene": ("", _OBJECTS),
+    "unique": (_OBJECTS, _OBJECT),
+    "relate": (_OBJECT, _OBJECTS),
+    "union": (_OBJECTS, _OBJECTS),
+    "intersect": (_OBJECTS, _OBJECTS),
+    "count": (_OBJECTS, _NUMBER),
+    "exist": (_OBJECTS, _TRUTH),
+    "equal_integer": (_NUMBER, _TRUTH),
+    "less_than": (_NUMBER, _TRUTH),
+    "greater_than": (_NUMBER, _TRUTH),
+    **{f"filter_{name}": (_OBJECTS, _OBJECTS) for name in ATTRIBUTES},
+    **{f"same_{name}": (_OBJECT, _OBJECTS) for name in ATTRIBUTES},
+    **{f"query_{name}": (_OBJECT, f"a {name}") for name in ATTRIBUTES},
+    **{f"equal_{name}": (f"a {name}", _TRUTH) for name in ATTRIBUTES},
+}
+
+
+def check_node(function: str, inputs: Sequence[int], values: Sequence[str]) -> None:
+    """Check that a function has as many inputs, and the value, that it takes."""
+    if len(inputs) != arity(function):
+        raise ValueError(f'"{function}" takes {arity(function)} inputs, not {len(inputs)}')
+    if tuple(values) not in VALUE_INPUTS[function]:
+        possible = ", ".join(chain(*VALUE_INPUTS[function]))
+        wanted = f"one of {possible}" if possible else "no value"
+        raise ValueError(f'"{function}" takes {wanted}; it was given {", ".join(values) or "none"}')
+
+
+def check_tree(inputs_of: Sequence[Sequence[int]]) -> None:
+    """Check that the inputs of each step make one tree, root last."""
+    if not inputs_of:
+        raise ValueError("its program is empty")
+    for step, inputs in enumerate(inputs_of):
+        for i in inputs:
+            if not 0 <= i < step:
+                raise ValueError(f"step {step} takes step {i}, which does not come before it")
+    takers = Counter(chain(*inputs_of))
+    for step in range(len(inputs_of) - 1):
+        if takers[step] != 1:
+            raise ValueError(f"step {step} is taken by {takers[step]} steps; it must be one")
+
+
+def check_types(program: Sequence[Mapping[str, Any]]) -> None:
+    """Check that a tree answers something, and that each function can take what it is given."""
+    for node in program:
+        wanted, _ = _SIGNATURES[node["function"]]
+        for given in (program[i]["function"] for i in node["inputs"]):
+            if _SIGNATURES[given][1] != wanted:
+                raise ValueError(
+                    f'"{node["function"]}" takes {wanted}, but "{given}" gives '
+                    f"{_SIGNATURES[given][1]}"
+                )
+    if (last := program[-1]["function"]) not in QUESTION_TYPE_OF:
+        raise ValueError(f'"{last}" is its last function, which answers nothing')
 
 
 # --- linear forms ----------------------------------------------------------------------------

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -19,6 +20,9 @@ from macnet.cli.ask import (
 from macnet.cli.options import PLAIN, Device, Somewhere
 from macnet.errors import InputError
 
+if TYPE_CHECKING:
+    from macnet.explain.reply import Explanation
+
 SUFFIXES = ".png", ".gif", ".html"
 
 
@@ -29,19 +33,24 @@ def explain(
     *,
     new_scene: Annotated[NewScene, *PLAIN],
     out: Annotated[Path, tyro.conf.arg(metavar="FILE.png|.gif|.html")],
+    program: Annotated[
+        str | None, tyro.conf.arg(metavar="FUNCTIONS", help_behavior_hint="")
+    ] = None,
     model: Somewhere = None,
     device: Device = "cpu",
 ) -> None:
     """Show what a trained network attends to on the way to its answer.
 
     For each step the words it reads and where it looks in the image, what it keeps of its memory
-    and recalls of earlier steps if it can; at the end the answer. A PNG shows all steps at once, a
-    GIF is an animation of them, an HTML page is interactive and works offline.
+    and recalls of earlier steps if it can; at the end the answer. Of a network that writes programs
+    it shows the program, module by module. A PNG shows all steps at once, a GIF is an animation of
+    them, an HTML page is interactive and works offline.
 
     Args:
         image: An image of any kind and size; if not given, a scene is generated.
         question: The question about it, in quotes.
         out: The file to write; its name decides which of the three.
+        program: The true program, to be shown too, such as "count filter_color[red] scene".
         model: Folder of a run, or its best.safetensors; the shipped network if not given.
         device: Where the network runs.
     """
@@ -62,10 +71,21 @@ def explain(
         from macnet.explain.page import write_page
 
         network = load(model, device=choose_device(device))
-        explanation = answer_about(network.explain, subject, asked)
+        explanation = answer_about(partial(network.explain, program=program), subject, asked)
     print_notes(explanation.reply)
     write = dict(zip(SUFFIXES, (write_png, write_gif, write_page), strict=True))
     write[out.suffix.lower()](explanation, out)
     print(explanation.reply.answer)
-    steps = len(explanation.steps)
-    print(f"{out}: its attention in {steps} step{'s' * (steps > 1)}")
+    print(f"{out}: {_summary(explanation)}")
+
+
+def _summary(explanation: Explanation) -> str:
+    """What is in the file."""
+    from macnet.explain.program import verdict
+
+    count = len(explanation.panels)
+    if not explanation.modules:
+        return f"its attention in {count} step{'s' * (count > 1)}"
+    told = f"its program of {count} module{'s' * (count > 1)}"
+    found = verdict(explanation)
+    return f"{told}, which {found}" if found else told

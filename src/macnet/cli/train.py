@@ -27,7 +27,7 @@ ADVANCED = (
 METAVARS = {
     **{"ablation": "ROW", "out": "RUN", "cache": "DIR", "overrides": "FILE", "vocabulary": "FILE"},
     **{"subset_questions": "SHARE", "subset_images": "SHARE", "save_every": "SECONDS"},
-    "device": "auto|cpu|cuda",
+    **{"device": "auto|cpu|cuda", "programs": "NUMBER|all"},
 }
 
 
@@ -115,9 +115,10 @@ def _describe(trainer: Trainer, recipe_name: str) -> None:
     plan, data = trainer.plan, trainer.training_data
     data_spec = data.data_spec()
     system, published = find_preset(plan.preset)
-    row = system.find_row(plan.model)
+    row = plan.row
     preset = f"preset {plan.preset}"
-    if row not in (None, system.table1_row):
+    label = system.label_with(plan.programs)
+    if row not in (None, label):
         preset += f", {row}"
     elif plan.model != system.resolve(published, data_spec):
         preset += " with changes"
@@ -129,9 +130,11 @@ def _describe(trainer: Trainer, recipe_name: str) -> None:
     if data_spec.pixels:
         images = f"pixels of {data_spec.width}x{data_spec.height}"
     print(
-        f"training {system.label}: {preset}, {size:,} parameters, recipe {recipe_name}; "
+        f"training {label}: {preset}, {size:,} parameters, recipe {recipe_name}; "
         f"images are {images}"
     )
+    if (deviation := system.deviation(data_spec)) is not None:
+        print(deviation)
     of_clevr = isinstance(data.train, Dataset) and data.train.metadata.get("origin") == "CLEVR"
     of_features = getattr(published, "image", None) == "features"
     if data_spec.pixels and of_clevr and of_features and plan.start is None:
@@ -174,4 +177,4 @@ def _show(run: Run) -> None:
         f"({results.overall.total:,} questions), {run.seconds:,.0f} s; curve in {run.curve}"
     )
     paper, val = find_published(best.row, best.share), best.metadata["data"]["val"]["questions"]
-    show(results, row=best.system.label, what=val, paper=paper, errors=False)
+    show(results, row=best.label, what=val, paper=paper, errors=False)

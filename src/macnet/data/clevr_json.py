@@ -22,7 +22,8 @@ from macnet.clevr.program import (
     OPERATIONS,
     QUESTION_TYPE_OF,
     VALUE_INPUTS,
-    arity,
+    check_node,
+    check_tree,
     possible_answers,
     to_token,
 )
@@ -214,7 +215,7 @@ class _Check:
             raise ValueError(f"step {place}: {describe(error)}") from None
         tree = tuple(map(_INPUTS, program))
         if tree not in self.trees:  # a training set has some 300 different ones
-            _check_tree(tree)
+            check_tree(tree)
             self.trees.add(tree)
         last = program[-1].function
         if last not in _FITTING:
@@ -237,26 +238,6 @@ class _Nodes(dict[bytes, Node]):
 
     def __missing__(self, json: bytes) -> Node:
         node = _NODE.decode(json)
-        function = node.function
-        if len(node.inputs) != arity(function):
-            raise ValueError(f'"{function}" takes {arity(function)} inputs, not {len(node.inputs)}')
-        if node.value_inputs not in VALUE_INPUTS[function]:
-            values = ", ".join(chain(*VALUE_INPUTS[function]))
-            wanted = f"one of {values}" if values else "no value"
-            given = ", ".join(node.value_inputs) or "none"
-            raise ValueError(f'"{function}" takes {wanted}; it was given {given}')
+        check_node(node.function, node.inputs, node.value_inputs)
         self[json] = node
         return node
-
-
-def _check_tree(tree: Sequence[Sequence[int]]) -> None:
-    if not tree:
-        raise ValueError("its program is empty")
-    for step, inputs in enumerate(tree):
-        for i in inputs:
-            if not 0 <= i < step:
-                raise ValueError(f"step {step} takes step {i}, which does not come before it")
-    takers = Counter(chain(*tree))
-    for step in range(len(tree) - 1):
-        if takers[step] != 1:
-            raise ValueError(f"step {step} is taken by {takers[step]} steps; it must be one")

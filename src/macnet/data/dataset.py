@@ -28,14 +28,18 @@ class Subset:
     """
 
     by: Literal["question", "image"]
-    share: float
+    share: float = 1
     seed: int = 0
+    count: int | None = None
+    """So many questions, or images, instead of a share."""
 
     def __post_init__(self) -> None:
         if self.by not in ("question", "image"):
             raise InputError(f"a subset is taken by question or by image, not by {self.by!r}")
         if not 0 < self.share <= 1:
             raise InputError(f"a subset's share is {self.share}; it must lie in (0, 1]")
+        if self.count is not None and self.count < 1:
+            raise InputError(f"a subset's count is {self.count}; it must be at least 1")
 
     def select(self, images: np.ndarray) -> np.ndarray:
         """The indices, in order, of the selected of questions about these images."""
@@ -46,7 +50,12 @@ class Subset:
 
     def _mask(self, count: int) -> np.ndarray:
         """(count,) bool: the first of an order of all, so that a share contains smaller ones."""
-        few = max(1, round(self.share * count))
+        few = max(1, round(self.share * count)) if self.count is None else self.count
+        if few > count:
+            raise InputError(
+                f"a subset of {few:,} {self.by}s is asked for, but there are {count:,}; ask for "
+                "no more"
+            )
         mask = np.zeros(count, bool)
         mask[random_order(count, f"{self.seed}/subset")[:few]] = True
         return mask
@@ -109,7 +118,8 @@ class Dataset:
     def subset(self, subset: Subset) -> Self:
         """The same dataset with fewer selected questions."""
         kept = self.selected[subset.select(self.image_rows[self.selected])]
-        subsets = [*self.metadata.get("subsets", []), vars(subset).copy()]
+        rule = {key: value for key, value in vars(subset).items() if value is not None}
+        subsets = [*self.metadata.get("subsets", []), rule]
         return replace(self, selected=kept, metadata={**self.metadata, "subsets": subsets})
 
 

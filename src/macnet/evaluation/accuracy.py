@@ -90,6 +90,11 @@ class Results:
     """Accuracy by the number of the question family; only families with questions."""
     lengths: Mapping[int, Proportion]
     """Accuracy by the number of steps in the question's program."""
+    programs: Mapping[str, Proportion]
+    """How many of the written programs are true: "Overall", and by group of question types.
+
+    Empty if no program is written, or none is known.
+    """
     confusion: Counter[tuple[int, int]]
     """How often the first, the correct answer, was answered by the second; both by id.
 
@@ -118,7 +123,8 @@ class Results:
     def accuracies(self) -> dict[str, float]:
         """Accuracy overall and of each group with questions, as logged during training."""
         asked = {name: group.value for name, group in self.groups.items() if group.total}
-        return {"overall": self.overall.value, **asked}
+        written = {"programs": self.programs["Overall"].value} if self.programs else {}
+        return {"overall": self.overall.value, **asked, **written}
 
     def confusions(self) -> list[tuple[str, str, int]]:
         """Wrong answers as (correct, predicted, times), the most frequent first."""
@@ -139,6 +145,7 @@ class Results:
             "types": to_json(self.types),
             "families": to_json(self.families),
             "program_lengths": to_json(self.lengths),
+            "programs": to_json(self.programs),
             "count_errors": {
                 "total": self.off_by_one.total,
                 "off_by_one": self.off_by_one.correct,
@@ -151,10 +158,13 @@ class Results:
         }
 
 
-def measure(dataset: Dataset, predictions: np.ndarray) -> Results:
+def measure(
+    dataset: Dataset, predictions: np.ndarray, programs: np.ndarray | None = None
+) -> Results:
     """Compare predictions (Q,), one for each question of the dataset, with the known answers.
 
-    A negative answer other than UNKNOWN is known, but none of the vocabulary's: always wrong.
+    `programs` (Q,) says of which questions the true program was written. A negative answer other
+    than UNKNOWN is known, but none of the vocabulary's: always wrong.
     """
     dataset.check_not_empty()
     questions, answers = dataset.questions, dataset.vocabulary.answers
@@ -171,6 +181,11 @@ def measure(dataset: Dataset, predictions: np.ndarray) -> Results:
     groups = tuple(dict.fromkeys(group_of))
     to_group = np.array([*map(groups.index, group_of), UNKNOWN])  # type −1 leads to the last
     steps = np.count_nonzero(questions.programs[known] != PAD, axis=1)
+    written: dict[str, Proportion] = {}
+    if programs is not None and (has_program := steps > 0).any():
+        is_true, of_group = programs[known][has_program], to_group[types][has_program]
+        by_group = zip(groups, by_kind(of_group, is_true, len(groups)), strict=True)
+        written = {"Overall": Proportion(int(is_true.sum()), len(is_true)), **dict(by_group)}
     families = by_kind(questions.families[known], correct)
     lengths = by_kind(np.where(steps == 0, UNKNOWN, steps), correct)
     return Results(
@@ -182,6 +197,7 @@ def measure(dataset: Dataset, predictions: np.ndarray) -> Results:
         types=dict(zip(names, by_kind(types, correct, len(names)), strict=True)),
         families={family: found for family, found in enumerate(families) if found.total},
         lengths={length: found for length, found in enumerate(lengths) if found.total},
+        programs=written,
         confusion=Counter(zip(*(a[truth >= 0].tolist() for a in (truth, predicted)), strict=True)),
     )
 

@@ -77,9 +77,11 @@ class Report:
 
     def show(self, console: Console | None = None) -> None:
         """Print the report as tables, by default to standard output."""
-        row, name = self.network.system.label, self.dataset.name
+        row, name = self.network.label, self.dataset.name
         if self.results is not None:
-            show(self.results, row=row, what=name, paper=self.paper, console=console)
+            spec = self.network.data_spec
+            note = self.network.system.deviation(spec) if self.paper else None
+            show(self.results, row=row, what=name, paper=self.paper, note=note, console=console)
         if self.occlusion is not None:
             show_occlusion(self.occlusion, console)
 
@@ -151,13 +153,13 @@ def evaluate(
         chosen = precision or _default_precision(trained, device)
         with Predictor(dataset, device=own, precision=chosen) as predictor:
             start = time.monotonic()
-            predictions = predictor(trained.system, network.to(own), name=trained.path)
+            predictions, programs = predictor(trained.system, network.to(own), name=trained.path)
             seconds = time.monotonic() - start
     return Report(
         network=trained,
         dataset=dataset,
         predictions=predictions,
-        results=measure(dataset, predictions) if has_answers else None,
+        results=measure(dataset, predictions, programs) if has_answers else None,
         occlusion=None if hidden is None else measure_occlusion(dataset, predictions, hidden),
         paper=find_published(trained.row, trained.share),
         device=device,

@@ -38,7 +38,8 @@ def summary_line(results: Results, split: str) -> str:
     groups = ", ".join(
         f"{name} {group.percent(1)}" for name, group in results.groups.items() if group.total
     )
-    return f"{split} {results.overall.percent()}%" + (f" | {groups}" if groups else "")
+    written = f", programs {results.programs['Overall'].percent()}%" if results.programs else ""
+    return f"{split} {results.overall.percent()}%{written}" + (f" | {groups}" if groups else "")
 
 
 def show(
@@ -47,12 +48,14 @@ def show(
     row: str,
     what: str,
     paper: PublishedAccuracy | None = None,
+    note: str | None = None,
     errors: bool = True,
     console: Console | None = None,
 ) -> None:
     """Print the results of a system, named by its row in the paper's table 1, on a dataset.
 
-    `paper` is printed beside them if the dataset is one of the paper's. `errors` adds accuracy by
+    `paper` is printed beside them if the dataset is one of the paper's, and then `note` too.
+    `errors` adds accuracy by
     program length and family, and the most frequent errors.
     """
     console = console or terminal()
@@ -60,8 +63,8 @@ def show(
     published = _published(results, paper)
     console.print(_by_group(results, published))
     if results.origin in PAPER_DATASETS:
-        note = f"In the paper: {paper.source}." if paper and published else NO_NUMBER
-        console.print(Text(note + "\n"), soft_wrap=True)
+        of_paper = f"In the paper: {paper.source}." if paper and published else NO_NUMBER
+        console.print(Text(" ".join(filter(None, [of_paper, note])) + "\n"), soft_wrap=True)
     if results.origin in NOTES:
         console.print(Text(NOTES[results.origin] + "\n"), soft_wrap=True)
     if not errors:
@@ -115,7 +118,8 @@ def _published(results: Results, paper: PublishedAccuracy | None) -> dict[str, t
 
 def _by_group(results: Results, published: Mapping[str, tuple[float, ...]]) -> Table:
     paper = PAPER_COLUMNS[len(published.get("Overall", ()))]
-    table = new_table("", "", "accuracy", "95% interval", "questions", *paper)
+    programs = ["programs"] if results.programs else []
+    table = new_table("", "", "accuracy", "95% interval", "questions", *programs, *paper)
     for name, group in {"Overall": results.overall, **results.groups}.items():
         if group.total:
             table.add_row(
@@ -123,6 +127,7 @@ def _by_group(results: Results, published: Mapping[str, tuple[float, ...]]) -> T
                 group.percent(),
                 group.percent_interval(),
                 f"{group.total:,}",
+                *(results.programs[name].percent() for _ in programs),
                 *(f"{value:.1f}" for value in published.get(name, ())),
             )
     return table

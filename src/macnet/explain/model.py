@@ -24,9 +24,11 @@ from macnet.data.unknown_words import NO_WORDS, UnknownWord, replace_unknown, sp
 from macnet.data.vocab import MAX_WORDS, SPECIALS, UNK, Vocabulary
 from macnet.errors import InputError, is_out_of_memory, not_finite_error
 from macnet.explain.image import ImageLike, open_image, resize
-from macnet.explain.reply import Explanation, GridCenters, Reply, StepAttention
+from macnet.explain.program import ProgramLike, parse_program
+from macnet.explain.reply import Explanation, GridCenters, Module, Reply, StepAttention
 from macnet.models.encoders import PixelEncoder
 from macnet.models.mac import StepTrace
+from macnet.models.system import ModuleTrace
 from macnet.workers import one_thread
 
 MAX_NAMED = 5  # unknown words in an error message
@@ -72,15 +74,39 @@ class Model:
             logits = self.network(self._to_pixels(open_image(image)), self._to_tokens(parsed))
         return self._reply(parsed, logits)
 
-    def explain(self, image: ImageLike, question: str) -> Explanation:
-        """The same answer, and what each reasoning step attended to."""
-        trace = self.trained.tracer(self.network)
+    def explain(
+        self, image: ImageLike, question: str, program: ProgramLike | None = None
+    ) -> Explanation:
+        """The same answer, and what each reasoning step attended to, or each module put out.
+
+        `program` is the question's true program where it is known, to be shown beside the one that
+        a network wrote: in CLEVR's prefix form, such as "count filter_color[red] scene", as a list
+        of such tokens, or as the nodes of the released JSON.
+        """
+        self.trained.check_explainable()
+        writing = self.trained.system.programs
+        true_modules = None
+        if program is not None:
+            if writing is None:
+                raise InputError(
+                    f"`program` is given, but {self.trained.path} is of the system "
+                    f"{self.trained.system.name}, which writes no programs; leave it out"
+                )
+            true_modules = tuple(writing.modules(parse_program(program)))
         parsed, rgb = parse_question(question, self.trained.vocabulary), open_image(image)
-        with self._single_threaded(), torch.inference_mode():
-            logits, steps = trace(self._to_pixels(rgb), self._to_tokens(parsed))
         size = self.trained.data_spec.height, self.trained.data_spec.width
         pixels = PixelEncoder.cell_centers(*size)
         grid = len(pixels[0]), len(pixels[1])
+        steps: tuple[StepAttention, ...] = ()
+        modules: tuple[Module, ...] = ()
+        with self._single_threaded(), torch.inference_mode():
+            asked = self._to_pixels(rgb), self._to_tokens(parsed)
+            if writing is None:
+                logits, traced = self.trained.tracer(self.network)(*asked)
+                steps = tuple(_to_attention(step, grid) for step in traced)
+            else:
+                logits, executed = writing.trace(self.network, *asked)
+                modules = tuple(_to_module(module, grid) for module in executed)
         # The center of a pixel is half a pixel further than its index.
         centers = ((np.array(at) + 0.5) / length for at, length in zip(pixels, size, strict=True))
         return Explanation(
@@ -88,7 +114,10 @@ class Model:
             words=parsed.words,
             image=np.asarray(rgb),
             centers=GridCenters(*centers),
-            steps=tuple(_to_attention(step, grid) for step in steps),
+            steps=steps,
+            modules=modules,
+            true_modules=true_modules,
+            map_title=writing.map_title if writing else None,
         )
 
     def _single_threaded(self) -> AbstractContextManager[None]:
@@ -129,6 +158,15 @@ def _to_attention(step: StepTrace, grid: tuple[int, int]) -> StepAttention:
         self_attention=first(step.self_attention),
         # The reference has a gate for each element of the memory.
         gate=None if step.gate is None else step.gate[0].mean().item(),
+    )
+
+
+def _to_module(module: ModuleTrace, grid: tuple[int, int]) -> Module:
+    return Module(
+        name=module.name,
+        inputs=module.inputs,
+        words=None if module.words is None else module.words.cpu().numpy(),
+        image=None if module.map is None else module.map.view(grid).cpu().numpy(),
     )
 
 

@@ -1,7 +1,8 @@
 """An explanation as one web page that needs nothing else: no server, no internet, no fonts.
 
-The page is `page.html`, filled in with the image, the answer, and as JSON the attention of each
-step, which the page's script shows over the image as `overlay` does.
+The page is `page.html`, filled in with the image, the answer, the program if one was written, and
+as JSON the attention of each step or the map of each module, which the page's script shows over the
+image as `overlay` does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from PIL import Image
 
 from macnet.explain.figure import TOP_ANSWERS
 from macnet.explain.overlay import PARAMETERS
-from macnet.explain.reply import Explanation, GridCenters, Reply, StepAttention
+from macnet.explain.program import ProgramRow, compare, legend, title
+from macnet.explain.reply import Explanation, GridCenters, Module, Reply, StepAttention
 from macnet.files import write_atomically
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -49,7 +51,9 @@ def make_page(explanation: Explanation) -> str:
         "length": "long" if len(reply.question) > LONG_QUESTION else "short",
         "aspect": f"{width / height:.6g}",
         "picture": _as_uri(explanation.image),
-        "steps": str(len(explanation.steps)),
+        "panel": "module" if explanation.modules else "step",
+        "panels": str(len(explanation.panels)),
+        "program": _program(explanation) if explanation.modules else "",
         "answer": html.escape(reply.answer),
         "likeliest": _likeliest(reply),
         "unknown": _unknown(reply),
@@ -58,7 +62,7 @@ def make_page(explanation: Explanation) -> str:
                 "words": explanation.words,
                 "rows": explanation.centers.rows.tolist(),
                 "columns": explanation.centers.columns.tolist(),
-                "steps": [_step(explanation, i) for i in range(1, len(explanation.steps) + 1)],
+                "steps": [_panel(explanation, i) for i in range(1, len(explanation.panels) + 1)],
                 "overlay": PARAMETERS,
             }
         ),
@@ -67,29 +71,53 @@ def make_page(explanation: Explanation) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], TEMPLATE.read_text("utf-8"))
 
 
-# --- a step ----------------------------------------------------------------------------------
+# --- a step, or a module ---------------------------------------------------------------------
 
 
-def _step(explanation: Explanation, number: int) -> dict[str, Any]:
-    step, steps = explanation.steps[number - 1], len(explanation.steps)
-    return {
-        "words": _rounded(step.words),
-        "image": _rounded(step.image),
-        "gate": step.gate,
-        "self_attention": _rounded(step.self_attention),
-        "description": f"Step {number} of {steps} {_describe(explanation, step, number)}.",
+def _panel(explanation: Explanation, number: int) -> dict[str, Any]:
+    panel, of_all = explanation.panels[number - 1], f"{number} of {len(explanation.panels)}"
+    shown: dict[str, Any] = {"words": _rounded(panel.words), "image": _rounded(panel.image)}
+    if isinstance(panel, Module):
+        told = _in_words(_module_facts(explanation, panel))
+        return shown | {
+            "name": panel.name,
+            "description": f"Module {of_all}, {panel.name}, {told}.",
+        }
+    return shown | {
+        "gate": panel.gate,
+        "self_attention": _rounded(panel.self_attention),
+        "description": f"Step {of_all} {_in_words(_step_facts(explanation, panel, number))}.",
     }
 
 
-def _describe(explanation: Explanation, step: StepAttention, number: int) -> str:
-    """What a step did, for screen readers."""
-    done = []
-    if step.words is not None:
-        most = np.argsort(-step.words, kind="stable")[:2]
-        read = (f"“{explanation.words[i]}” ({step.words[i]:.0%})" for i in most)
-        done.append(f"reads {' and '.join(read)}")
+def _in_words(facts: list[str]) -> str:
+    """Facts as a sentence, for screen readers."""
+    return f"{', '.join(facts[:-1])} and {facts[-1]}" if facts[1:] else facts[0]
+
+
+def _words_read(explanation: Explanation, shares: np.ndarray | None) -> list[str]:
+    if shares is None:
+        return []
+    most = np.argsort(-shares, kind="stable")[:2]
+    read = (f"“{explanation.words[i]}” ({shares[i]:.0%})" for i in most)
+    return [f"reads {' and '.join(read)}"]
+
+
+def _module_facts(explanation: Explanation, module: Module) -> list[str]:
+    facts = []
+    if module.inputs:
+        numbers = " and ".join(str(i + 1) for i in module.inputs)
+        facts.append(f"takes module{'s' * (len(module.inputs) > 1)} {numbers}")
+    facts += _words_read(explanation, module.words)
+    if module.image is None:
+        return [*facts, "has no map"]
+    region, share = _strongest_region(module.image, explanation.centers)
+    return [*facts, f"has the most {explanation.map_title} at the {region} ({share:.0%})"]
+
+
+def _step_facts(explanation: Explanation, step: StepAttention, number: int) -> list[str]:
     region, share = _strongest_region(step.image, explanation.centers)
-    done.append(f"looks at the {region} ({share:.0%})")
+    done = [*_words_read(explanation, step.words), f"looks at the {region} ({share:.0%})"]
     if step.self_attention is not None and len(step.self_attention):
         strongest = int(step.self_attention.argmax())
         before = number - len(step.self_attention) + strongest
@@ -97,7 +125,7 @@ def _describe(explanation: Explanation, step: StepAttention, number: int) -> str
         done.append(f"recalls {recalled} ({step.self_attention[strongest]:.0%})")
     if step.gate is not None:
         done.append(f"keeps {step.gate:.0%} of its memory")
-    return f"{', '.join(done[:-1])} and {done[-1]}" if done[1:] else done[0]
+    return done
 
 
 def _strongest_region(attention: np.ndarray, centers: GridCenters) -> tuple[str, float]:
@@ -107,6 +135,36 @@ def _strongest_region(attention: np.ndarray, centers: GridCenters) -> tuple[str,
     np.add.at(shares, tuple(np.meshgrid(*thirds, indexing="ij")), attention)
     row, column = divmod(int(shares.argmax()), 3)
     return REGIONS[row][column], float(shares[row, column])
+
+
+# --- a program -------------------------------------------------------------------------------
+
+
+def _program(explanation: Explanation) -> str:
+    """The program that was written as a table, beside the true one if that is known."""
+    rows, compared = compare(explanation), explanation.true_modules is not None
+    signs = legend(rows)
+    notes = (f"{sign} {meaning}" for sign, meaning in signs.items())
+    true = '<th></th><th scope="col">true</th>' if compared else ""
+    return (
+        '<section id="program" aria-label="Program">'
+        f"<h2>{title(explanation)}</h2>"
+        + (f'<p class="note">{" · ".join(notes)}</p>' if signs else "")
+        + f'<table><thead><tr><th></th><th scope="col">written</th>{true}</tr></thead><tbody>'
+        + "".join(_program_row(row, signs.get(row.sign, ""), compared) for row in rows)
+        + "</tbody></table></section>"
+    )
+
+
+def _program_row(row: ProgramRow, meaning: str, compared: bool) -> str:
+    number = "" if row.number is None else str(row.number)
+    written, true = (html.escape(name or "") for name in (row.written, row.true))
+    cells = f'<td class="number">{number}</td><td class="named">{written}</td>'
+    if compared:
+        sign = f'<span role="img" aria-label="{meaning}">{row.sign}</span>' if row.sign else ""
+        cells += f'<td class="sign">{sign}</td><td class="named">{true}</td>'
+    differs = ' class="differs"' if row.sign else ""
+    return f'<tr data-module="{number}"{differs}>{cells}</tr>'
 
 
 # --- into the page ---------------------------------------------------------------------------

@@ -53,6 +53,20 @@ class StepAttention:
     """The share of the previous memory that is kept; None if there is no memory gate."""
 
 
+@dataclass(frozen=True)
+class Module:
+    """A module of the program that the network wrote, as it was executed."""
+
+    name: str
+    """Its name, such as "filter_color[red]" or "Find"."""
+    inputs: tuple[int, ...]
+    """The modules it takes the outputs of, as indices of `Explanation.modules`."""
+    words: np.ndarray | None
+    """(S,): its attention over the words of the question; None if it has none."""
+    image: np.ndarray | None
+    """(h, w): its map over the grid of cells, with a sum of one; None if it has none."""
+
+
 class GridCenters(NamedTuple):
     """The centers of the rows and columns of cells, as fractions of the image's size."""
 
@@ -64,7 +78,7 @@ class GridCenters(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """An answer, and the attention of each step that led to it."""
+    """An answer, and what led to it: the attention of steps, or a program module by module."""
 
     reply: Reply
     words: tuple[str, ...]
@@ -72,6 +86,17 @@ class Explanation:
     image: np.ndarray
     """(H, W, 3) uint8: the image in its own size; the network saw it resized."""
     centers: GridCenters
-    """The centers of the cells that steps attend to."""
-    steps: tuple[StepAttention, ...]
-    """The attention of each step."""
+    """The centers of the cells that steps attend to, and that modules have maps over."""
+    steps: tuple[StepAttention, ...] = ()
+    """The attention of each step; empty if the network answers by writing a program."""
+    modules: tuple[Module, ...] = ()
+    """The modules of its program, in order of execution; empty if it writes none."""
+    true_modules: tuple[str, ...] | None = None
+    """The names of the modules of the true program, in order of execution; None if not known."""
+    map_title: str | None = None
+    """What the maps of modules show, such as "attention"; None if there are no modules."""
+
+    @property
+    def panels(self) -> tuple[StepAttention | Module, ...]:
+        """What is shown one after the other: the steps, or the modules."""
+        return self.steps or self.modules

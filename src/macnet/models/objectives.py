@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -28,12 +28,18 @@ class LossSums(NamedTuple):
     """Number of questions whose answer is known."""
 
 
-Objective = Callable[["System", nn.Module, Batch], LossSums]
+Objective = Callable[["System", Any, Batch], LossSums]
+"""A loss of a system's network, of whatever class that is, over a batch."""
 
 
 def answer_loss(system: System, network: nn.Module, batch: Batch) -> LossSums:
     """Cross-entropy of the correct answers."""
-    logits = system.forward(network, batch).float()
+    return answer_sums(system.forward(network, batch), batch)
+
+
+def answer_sums(logits: Tensor, batch: Batch) -> LossSums:
+    """Cross-entropy of the correct answers under logits (B, answers)."""
+    logits = logits.float()
     targets = batch.answers.clamp(min=UNKNOWN)  # out of the vocabulary: wrong, but not learned from
     total = F.cross_entropy(logits, targets, ignore_index=UNKNOWN, reduction="sum")
     counted, labelled = (targets != UNKNOWN).sum(), (batch.answers != UNKNOWN).sum()

@@ -50,6 +50,8 @@ class Recipe:
     """The coefficient of weight decay."""
     clip: float = 8
     """The maximum norm of all gradients together; 0 does not clip."""
+    clip_each: bool = False
+    """Let the gradient of each weight have that norm at most, instead of all together."""
     ema: float = 0.999
     """The decay of the moving average of the weights, which is evaluated; 0 has no average."""
     ema_warmup: bool = False
@@ -58,6 +60,14 @@ class Recipe:
     """The precision of matrix products under autocast; weights are always float32."""
     trainable: tuple[str, ...] = ()
     """The parts of the network that are trained, such as question or reasoner; all if empty."""
+    stages: tuple[str, ...] = ()
+    """The stages of training by name, for systems that have several; all if empty."""
+    programs: int = 0
+    """The number of questions whose programs are learned from, chosen by the seed; 0 is all."""
+    policy_lr: float = 0
+    """The learning rate of stages that learn by REINFORCE; 0 stands for that of the others."""
+    policy_epochs: float = 0
+    """The maximum number of epochs of stages that learn by REINFORCE; 0 is that of the others."""
 
     def __post_init__(self) -> None:
         for name, hint in get_type_hints(type(self)).items():

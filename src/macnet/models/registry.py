@@ -13,13 +13,18 @@ from macnet.models.presets import MAC
 from macnet.models.system import System
 from macnet.models.systems.baselines import CNN_LSTM, LSTM
 from macnet.models.systems.film import FILM, FILM_PIXELS
+from macnet.models.systems.n2nmn import N2NMN
+from macnet.models.systems.pg_ee import PG_EE
 from macnet.models.systems.question_type_prior import Q_TYPE
 from macnet.models.systems.relation_network import RN, RN_PIXELS
 from macnet.models.systems.stacked_attention import SA_MLP
 
 SYSTEMS: Mapping[str, System] = {
     system.name: system
-    for system in (MAC, Q_TYPE, LSTM, CNN_LSTM, SA_MLP, RN, RN_PIXELS, FILM, FILM_PIXELS)
+    for system in (
+        *(MAC, Q_TYPE, LSTM, CNN_LSTM, SA_MLP, N2NMN, PG_EE),
+        *(RN, RN_PIXELS, FILM, FILM_PIXELS),
+    )
 }
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 import torch
 from torch import nn
@@ -86,10 +86,13 @@ class Loop:
         state: TrainState,
         *,
         steps_per_epoch: int,
-        answers: int,
+        uniform_loss: float,
         save_every: float,
+        selects_by: Literal["answers", "programs"] = "answers",
     ) -> None:
+        """`uniform_loss`: that of a uniform guess. `selects_by`: the accuracy of the best."""
         self._name, self._learner, self._validate = name, learner, validate
+        self._selects_by = selects_by
         self._folder, self._log, self.state = folder, log, state
         recipe = learner.recipe
         self._patience, self._batch = recipe.patience, recipe.images * recipe.questions
@@ -104,7 +107,7 @@ class Loop:
         self._log_every = max(1, steps_per_epoch // LOG_LINES)
         waits = learner.device.type != "cpu" or distributed.size() > 1
         self._read_every = READ_EVERY if waits else 1
-        self._max_loss = DIVERGED * math.log(max(2, answers))
+        self._max_loss = DIVERGED * uniform_loss
         self._save_every, self._saved_at = save_every, time.monotonic()
         self._started_at = time.monotonic() - state.seconds
         self._last_logged = state.questions, state.seconds
@@ -179,10 +182,16 @@ class Loop:
             results = self._validate(network)
         except NotFiniteError:  # the step just made was one too far
             self._end_diverged("answers at validation were not finite")
-        is_best = results.overall.value > state.best_accuracy
+        accuracy = results.overall.value
+        if self._selects_by == "programs" and results.programs:
+            accuracy = results.programs["Overall"].value
+        # What such a stage learns does not show in the answers: without programs, the last is best.
+        is_best = accuracy > state.best_accuracy or (
+            self._selects_by == "programs" and not results.programs
+        )
         state.validations_since_best = 0 if is_best else state.validations_since_best + 1
         if is_best:
-            state.best_accuracy = results.overall.value
+            state.best_accuracy = accuracy
             self._folder.set_best(state, results.accuracies(), network.state_dict())
         self._write("validation", accuracy=results.accuracies(), best=is_best)
         epoch = state.step / self._steps_per_epoch

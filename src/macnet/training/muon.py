@@ -71,8 +71,12 @@ class Muon(torch.optim.AdamW):
 
 
 def is_matrix(name: str, weight: Tensor) -> bool:
-    """Whether a weight maps vectors to vectors; a table of embeddings does not."""
-    return weight.dim() > 1 and min(stacked(weight).shape[1:]) > 1 and "embedding" not in name
+    """Whether a weight maps vectors to vectors.
+
+    A table of embeddings does not, nor does a bank of biases, `bias_1` of one module each.
+    """
+    is_list = "embedding" in name or name.rpartition(".")[2].startswith("bias_")
+    return weight.dim() > 1 and min(stacked(weight).shape[1:]) > 1 and not is_list
 
 
 def stacked(weight: Tensor) -> Tensor:

@@ -38,7 +38,23 @@ class TrainingPlan:
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The stages of training, in order."""
-        return self.system.training.stages
+        return self.system.training.find_stages(self.recipe)
+
+    @property
+    def row(self) -> str | None:
+        """The label in the paper's tables 1 and 2, or None."""
+        return self.system.find_row(self.model, self.programs)
+
+    @property
+    def programs(self) -> int:
+        """The number of questions whose programs the network has learned from; 0 stands for all."""
+        if self.start is None:
+            return self.recipe.programs
+        before = self.start.programs
+        if not any(stage.uses_programs for stage in self.stages):
+            return before
+        # What the network that it starts from has learned, it still knows.
+        return max(before, self.recipe.programs) if before and self.recipe.programs else 0
 
     def to_record(self) -> dict[str, Any]:
         """The plan as JSON, for the metadata of a run."""
@@ -98,6 +114,20 @@ def make_plan(
     elif model is not None:
         config = model
     recipe = with_changes(recipe, recipe_changes or {}, "recipe.")
+    stages = system.training.find_stages(recipe)
+    if recipe.programs and not any(stage.uses_programs for stage in stages):
+        named = ", ".join(stage.name for stage in stages)
+        raise InputError(
+            f"`recipe.programs` is {recipe.programs}, but {preset} does not learn from programs in "
+            f"the stage{'s' * (len(stages) > 1)} {named}; leave it out"
+        )
+    for stage in stages:
+        if recipe.trainable and "trainable" in stage.changes:
+            raise InputError(
+                f"`recipe.trainable` is {', '.join(recipe.trainable)}, but the stage {stage.name} "
+                f"of {preset} always trains {', '.join(stage.changes['trainable'])}; leave it out, "
+                "or choose others as `recipe.stages`"
+            )
     return TrainingPlan(preset=preset, model=config, recipe=recipe, seed=seed, start=start)
 
 

@@ -40,8 +40,8 @@ class Meters(NamedTuple):
 
     @property
     def mean_loss(self) -> float:
-        """The loss, averaged over its terms."""
-        return self.loss / self.counted
+        """The loss, averaged over its terms; 0 if there are none."""
+        return self.loss / max(self.counted, 1)
 
     def since(self, before: Sequence[float]) -> Meters:
         """The sums since an earlier reading; since the start, if that is empty."""
@@ -167,7 +167,15 @@ class Learner:
             parts = summed.split([weight.numel() for weight in weights])
             for weight, part in zip(weights, parts, strict=True):
                 weight.grad = torch.empty_like(weight).copy_(part.view(weight.shape))
-        return nn.utils.clip_grad_norm_(weights, self.recipe.clip or math.inf)
+        most = self.recipe.clip or math.inf
+        if self.recipe.clip_each:
+            gradients = [weight.grad for weight in weights if weight.grad is not None]
+            norms = [gradient.norm() for gradient in gradients]
+            for gradient, norm in zip(gradients, norms, strict=True):
+                gradient.mul_((most / (norm + 1e-6)).clamp(max=1))
+            total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+            return total
+        return nn.utils.clip_grad_norm_(weights, most)
 
     # --- state, by name --------------------------------------------------------------------
 

@@ -72,6 +72,7 @@ def train(
     model: Any = None,
     recipe: str | Recipe = "paper",
     recipe_changes: Mapping[str, Any] | None = None,
+    programs: int | Literal["all"] | None = None,
     overrides: Location | None = None,
     start: Location | None = None,
     split: str = "train",
@@ -118,6 +119,8 @@ def train(
         recipe: "paper" has the paper's values, and others where it gives none; "fast" is for a
             modern GPU; "humans" is the published fine-tuning of `start` on CLEVR-Humans.
         recipe_changes: Single fields of the recipe, as in {"lr": 1e-3}.
+        programs: The number of questions whose programs are learned from, chosen by the seed, such
+            as 9000, or all; for systems that write programs.
         overrides: A .toml or .json with tables "model" and "recipe"; single fields overrule it.
         start: A run, or its best.safetensors, to start from: its network and its vocabulary.
         split: The split to train on; of CoGenT, trainA.
@@ -152,13 +155,18 @@ def train(
     given = locals()
     if not save_every >= 0:
         raise InputError(f"`save_every` is {save_every}; it must be a number from 0")
+    if programs not in (None, "all") and (type(programs) is not int or programs < 1):
+        raise InputError(f"`programs` is {programs!r:.40}; it must be a number from 1, or all")
     folder, workers = Path(out), devices.choose_share_of_workers(workers)
     with distributed.process_group(devices.choose_device(device)) as own:
         if not resume:
             distributed.from_rank_zero(lambda: check_new(folder))  # before hours of packing
         trained = None if start is None else load_trained(Path(start))
+        changes = dict(recipe_changes or {})
+        if programs is not None:
+            changes["programs"] = 0 if programs == "all" else programs
         plan = make_plan(
-            preset, ablation, model, recipe, recipe_changes, overrides, seed=seed, start=trained
+            preset, ablation, model, recipe, changes, overrides, seed=seed, start=trained
         )
         size = size or image_size(trained)
         load = LoadOptions(devices.choose_cache(cache), size, str(own), workers)

@@ -29,7 +29,7 @@ from macnet.training.loop import Loop
 from macnet.training.plan import TrainingPlan
 from macnet.training.run_folder import CURVE, LOG, RunFolder, TrainState, restore_random_state
 from macnet.training.step import Learner, check_state, trainable_parameters
-from macnet.training.training_data import TrainingData, steps_per_epoch
+from macnet.training.training_data import TrainingData
 
 
 class Trainer:
@@ -64,9 +64,10 @@ class Trainer:
         share = train_share(data["train"])
         if plan.start is not None and not share == plan.start.share == 1:
             share = None  # of two trainings, only that which had all of both is one of the paper's
+        programs = {"programs": plan.programs} if plan.programs else {}
         metadata = {
             **plan.to_record(),
-            "experiment": {"row": plan.system.find_row(plan.model), "share": share},
+            "experiment": {"row": plan.row, "share": share, **programs},
             "data_spec": training_data.data_spec()._asdict(),
             "vocabulary": training_data.vocabulary.to_record(),
             "data": data,
@@ -120,7 +121,8 @@ class Trainer:
         for stage in self.plan.stages:
             recipe = stage.recipe(self.plan.recipe)
             trainable_parameters(network, recipe.trainable)
-            self.training_data.check(recipe, stage.subset)
+            subset = stage.subset(self.plan.recipe, seed)
+            self.training_data.check(recipe, subset, programs=stage.uses_programs)
         torch.manual_seed(seed * 1_000_003 + 1 + distributed.rank())  # and has its own dropout
         return network.to(self.device)
 
@@ -134,9 +136,10 @@ class Trainer:
     ) -> TrainState:
         """Train one stage, from its state to its end; gives the state of the next stage."""
         recipe = stage.recipe(self.plan.recipe)
+        subset = stage.subset(self.plan.recipe, self.plan.seed)
         source = self.training_data.open(
             recipe,
-            stage.subset,
+            subset,
             seed=self.plan.seed,
             device=self.device,
             position=state.step,
@@ -160,8 +163,9 @@ class Trainer:
                 self._folder,
                 log,
                 state,
-                steps_per_epoch=steps_per_epoch(source, recipe),
-                answers=self.training_data.data_spec().answers,
+                steps_per_epoch=self.training_data.steps_per_epoch(source, recipe, subset),
+                selects_by=stage.selects_by,
+                uniform_loss=stage.uniform_loss(self.plan.model, self.training_data.data_spec()),
                 save_every=self._save_every,
             )
             if state.stage > 0 and checkpoint is None:
@@ -179,4 +183,4 @@ class Trainer:
             self._predictor = self._stack.enter_context(
                 Predictor(val, device=self.device, precision=precision)
             )
-        return measure(val, self._predictor(self.plan.system, network, show=show))
+        return measure(val, *self._predictor(self.plan.system, network, show=show))

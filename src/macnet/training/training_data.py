@@ -18,7 +18,7 @@ from macnet.data.endless import EndlessBatches
 from macnet.data.question_arrays import UNKNOWN
 from macnet.data.replay import ReplayMixture, source_positions
 from macnet.data.spec import DataSpec
-from macnet.data.vocab import Vocabulary
+from macnet.data.vocab import PAD, PROGRAM_TOKENS, Vocabulary
 from macnet.errors import InputError
 from macnet.models.recipe import Recipe
 
@@ -107,8 +107,13 @@ class TrainingData:
             return main
         return ReplayMixture(main, batches(self.replay, position=old), self.replay_share)
 
-    def check(self, recipe: Recipe, subset: Subset | None) -> Dataset | World:
-        """The data to train on in a stage, if the recipe fits them; before anything is opened."""
+    def check(
+        self, recipe: Recipe, subset: Subset | None, *, programs: bool = False
+    ) -> Dataset | World:
+        """The data to train on in a stage, if the recipe fits them; before anything is opened.
+
+        `programs`: whether the stage learns from the programs of questions.
+        """
         if recipe.images % distributed.size():
             raise InputError(
                 f"`recipe.images` is {recipe.images}; it must be a multiple of the "
@@ -124,11 +129,28 @@ class TrainingData:
         if subset is not None:
             if isinstance(train, World):
                 raise InputError("an endless world has no subset; give `world_images`")
+            if self.replay is not None:
+                raise InputError(
+                    "a stage learns from a subset of the questions, but `replay` would add all of "
+                    "its own; leave out one of `programs` and `replay`"
+                )
             train = train.subset(subset)
         for dataset in (train, self.replay):
             if isinstance(dataset, Dataset):
                 _check_batch(recipe, dataset)
+                if programs:
+                    _check_programs(dataset)
         return train
+
+    def steps_per_epoch(self, source: BatchSource, recipe: Recipe, subset: Subset | None) -> int:
+        """Number of steps of an epoch; of an endless world, one of `EPOCH` questions.
+
+        An epoch of a subset has as many steps as one of all questions, so that a stage is as long
+        whatever number of programs it learns from.
+        """
+        if subset is not None and isinstance(self.train, Dataset):
+            return -(-_count_groups(recipe, self.train)[1] // recipe.images)
+        return source.steps or -(-EPOCH // (recipe.images * recipe.questions))
 
     def to_record(self) -> dict[str, Any]:
         """The metadata of the datasets, for the metadata of a run."""
@@ -137,28 +159,42 @@ class TrainingData:
         return {"train": train, "val": self.val.metadata, "replay": replay}
 
 
-def steps_per_epoch(source: BatchSource, recipe: Recipe) -> int:
-    """Number of steps of an epoch; of an endless world, one of `EPOCH` questions."""
-    return source.steps or -(-EPOCH // (recipe.images * recipe.questions))
-
-
 def _check_batch(recipe: Recipe, dataset: Dataset) -> None:
     """Check that a batch is not larger than the dataset, and so filled up with repetitions.
 
     A batch of the usual size may be: a dataset for a first try is small, and that costs little.
     """
     dataset.check_not_empty()
-    _, counts = np.unique(dataset.image_rows[dataset.selected], return_counts=True)
-    most, groups = int(counts.max()), int((-(-counts // recipe.questions)).sum())
+    most, groups = _count_groups(recipe, dataset)
     if recipe.questions > max(most, USUAL["questions"]):
         raise InputError(
             f"`recipe.questions` is {recipe.questions:,}, but {dataset.name} has {most:,} "
             "questions about an image at most; give no more than that"
         )
-    if recipe.images > max(groups, USUAL["images"]):
+    usual = USUAL["images"] * USUAL["questions"] // recipe.questions
+    if recipe.images > max(groups, USUAL["images"], usual):
         raise InputError(
             f"`recipe.images` is {recipe.images:,}, but {dataset.name} makes {groups:,} groups of "
             f"{recipe.questions} question(s) about an image in all; give no more than that"
+        )
+
+
+def _count_groups(recipe: Recipe, dataset: Dataset) -> tuple[int, int]:
+    """The most questions about an image, and the number of groups that batches are made of."""
+    _, counts = np.unique(dataset.image_rows[dataset.selected], return_counts=True)
+    return int(counts.max()), int((-(-counts // recipe.questions)).sum())
+
+
+def _check_programs(dataset: Dataset) -> None:
+    """Check that each selected question has a CLEVR program."""
+    programs, tokens = dataset.questions.programs, dataset.format.program_tokens
+    lacking = len(dataset)
+    if programs.shape[1] and tokens == PROGRAM_TOKENS:
+        lacking = int((programs[dataset.selected, 0] == PAD).sum())
+    if lacking:
+        raise InputError(
+            f"{dataset.name}: training needs programs: {lacking:,} of {len(dataset):,} questions "
+            "have no CLEVR program; train on questions that have one, or another preset"
         )
 
 
