@@ -104,8 +104,10 @@ def test_a_system_without_published_fine_tuning() -> None:
 def test_a_stage_changes_the_recipe_of_the_run() -> None:
     stage = Stage(name="first", changes={"lr": 5e-4}, factors={"epochs": 0.5})
     assert stage.recipe(Recipe(clip=1, epochs=3)) == Recipe(clip=1, lr=5e-4, epochs=1.5)
-    blind = Stage(name="first", takes_images=False)
-    assert blind.recipe(Recipe(images=8, questions=5)) == Recipe(images=40, questions=1)
+    taught = Stage(name="first", uses_programs=True)
+    for programs, shape in ((0, (8, 5)), (9, (40, 1))):
+        recipe = taught.recipe(Recipe(images=8, questions=5, programs=programs))
+        assert (recipe.images, recipe.questions) == shape
     with pytest.raises(TypeError, match="rate"):
         Stage(name="first", changes={"rate": 5e-4}).recipe(Recipe())
 

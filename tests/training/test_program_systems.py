@@ -201,9 +201,10 @@ def test_questions_without_programs_are_refused_at_once(name: str, tmp_path: Pat
             "program; train on questions that have one, or another preset"
         )
         assert not (tmp_path / "run").exists()
-    # Only the first stage needs them.
+    # Only the first stage needs them; the others alone are no row of the paper's.
     last = small_plan(name, stages=(STAGES[name][-1],), epochs=0.2)
     trainer(tmp_path / "run", last, some).train()
+    assert load_trained(tmp_path / "run").share is None
 
 
 def test_replayed_questions_need_programs_too(tmp_path: Path) -> None:

@@ -66,8 +66,6 @@ class Stage:
     """Whether it learns from programs, of as many questions as the recipe says."""
     learns_policy: bool = False
     """Whether it learns by REINFORCE, from the cost of what is sampled."""
-    takes_images: bool = True
-    """Whether the objective looks at images; otherwise a batch has one question about each."""
     selects_by: Literal["answers", "programs"] = "answers"
     """The accuracy at validation by which the best network is chosen."""
     uniform_loss: Callable[[Any, DataSpec], float] = uniform_answer_loss
@@ -81,7 +79,7 @@ class Stage:
         """The recipe of this stage in a run with that recipe."""
         made: dict[str, Any]
         made = {name: getattr(base, name) * factor for name, factor in self.factors.items()}
-        if not self.takes_images:
+        if self.uses_programs and base.programs:  # few questions are about as many images
             made |= {"images": base.images * base.questions, "questions": 1}
         if self.learns_policy:
             made |= {"lr": base.policy_lr or base.lr, "epochs": base.policy_epochs or base.epochs}

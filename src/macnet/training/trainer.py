@@ -64,6 +64,8 @@ class Trainer:
         share = train_share(data["train"])
         if plan.start is not None and not share == plan.start.share == 1:
             share = None  # of two trainings, only that which had all of both is one of the paper's
+        if plan.start is None and plan.stages != plan.system.training.stages:
+            share = None  # nor is one of some stages only
         programs = {"programs": plan.programs} if plan.programs else {}
         metadata = {
             **plan.to_record(),

@@ -178,7 +178,7 @@ class ExecutionEngine(nn.Module):
 def _has_kernels(stem: Tensor) -> bool:
     """Whether the kernels can run a level at once; without them, steps cannot be captured."""
     channels = stem.shape[1]
-    if not stem.is_cuda:
+    if not stem.is_cuda or stem.dtype == torch.float64:
         return False
     if HAS_TRITON and 16 <= channels <= 128 and channels & (channels - 1) == 0:
         return True

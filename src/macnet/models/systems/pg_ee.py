@@ -226,7 +226,6 @@ STAGES = (
         name="generator",
         objective=learn_programs,
         uses_programs=True,
-        takes_images=False,
         selects_by="programs",
         changes={"trainable": ("generator",)},
         factors={"lr": 5, "epochs": 0.2},
