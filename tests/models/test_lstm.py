@@ -236,6 +236,21 @@ def test_the_kernels_of_one_direction_equal_torchs_lstm(units: int, starts: bool
 
 @pytest.mark.gpu
 @needs_cuda
+def test_frozen_weights_are_no_different_on_a_gpu() -> None:
+    """As in a stage that trains another part: gradients are on, but none is needed."""
+    torch.manual_seed(5)
+    x, lengths = (a.cuda() for a in questions(9, 7, 20))
+    weights = [w[:1].detach().bfloat16() for w in network(20, 32).cuda().parameters()]
+    found = run_lstm(x.bfloat16(), lengths, *weights)
+    assert not any(output.requires_grad for output in found)
+    for one, other in zip(
+        found, torch_lstm(x, lengths, *(w.double() for w in weights)), strict=False
+    ):
+        assert off_by(one, other) <= 2e-2
+
+
+@pytest.mark.gpu
+@needs_cuda
 @pytest.mark.usefixtures("one_launch_per_word")
 def test_one_launch_per_word_equals_torchs_lstm() -> None:
     test_the_kernels_equal_torchs_lstm(640, 46, 300, 512, torch.float32)

@@ -73,9 +73,10 @@ def can_use_triton(device: torch.device, dtype: torch.dtype) -> bool:
     return HAS_TRITON and device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
-def needs_gradient(*inputs: Tensor) -> bool:
+def needs_gradient(*inputs: Tensor | None) -> bool:
     """Whether a backward pass may follow; inside a Function nothing tells that no_grad is on."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
+    given = (tensor for tensor in inputs if tensor is not None)
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
 
 
 def has_large_shared_memory(device: torch.device) -> bool:
