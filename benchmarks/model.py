@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from macnet.clevr.questions import QuestionGenerator
+from macnet.clevr.questions import Question, QuestionGenerator
 from macnet.clevr.scene import sample_scenes
 from macnet.models.config import MACConfig
 from macnet.models.mac import MACNetwork
@@ -45,15 +45,19 @@ def random_batch(
     """Random features, words and answers; the questions have the lengths of generated ones."""
     generator = torch.Generator().manual_seed(1)
     features = torch.randn(images, 1024, 14, 14, generator=generator).relu_()
-    count = images * questions
-    asker = QuestionGenerator(random.Random(1))
-    scenes = sample_scenes([random.Random(i) for i in range(images)])
-    asked = [question for scene in scenes for question in asker.generate(scene, questions)]
+    count, asked = images * questions, generate_questions(images, questions)
     lengths = torch.tensor([len(re.findall(r"\w+|[,;]", question.text)) for question in asked])
     tokens = torch.randint(1, VOCABULARY, (count, LONGEST), generator=generator)
     tokens[torch.arange(LONGEST) >= lengths[:, None]] = 0
     answers = torch.randint(0, ANSWERS, (count,), generator=generator)
     return features.to(device, dtype), tokens.to(device), answers.to(device)
+
+
+def generate_questions(images: int, questions: int) -> list[Question]:
+    """So many questions about each of so many scenes, the same each time."""
+    asker = QuestionGenerator(random.Random(1))
+    scenes = sample_scenes([random.Random(i) for i in range(images)])
+    return [question for scene in scenes for question in asker.generate(scene, questions)]
 
 
 def training_step(

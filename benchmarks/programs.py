@@ -13,7 +13,6 @@ question after another; that of a generator is torch's own LSTM in float32. Neit
 from __future__ import annotations
 
 import argparse
-import random
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -28,8 +27,6 @@ import torch
 from torch import Tensor, nn
 
 from macnet.clevr.program import to_prefix
-from macnet.clevr.questions import QuestionGenerator
-from macnet.clevr.scene import sample_scenes
 from macnet.data.batches import Batch
 from macnet.data.question_arrays import program_ids
 from macnet.data.spec import DataSpec
@@ -42,9 +39,9 @@ from macnet.models.systems.layouts import layouts_of
 from macnet.models.systems.neural_modules import Executor
 from macnet.models.systems.programs import token_log_probs
 from macnet.training.step import Learner
-from model import gpu_milliseconds, random_batch, where_time_goes
+from model import generate_questions, gpu_milliseconds, random_batch
 from record import keep
-from systems import FEATURES, IMAGES, PIXELS, QUESTIONS, OneBatch
+from systems import FEATURES, IMAGES, PIXELS, QUESTIONS, OneBatch, rounded, time_training
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))  # where N2NMN's modules are recursive
 from n2nmn_loops import run_layout
@@ -62,9 +59,7 @@ KERNELS = {  # by parts of their names; the first that matches counts
 
 def generate_programs(images: int, questions: int) -> Tensor:
     """(B, L): the programs of generated questions."""
-    asker = QuestionGenerator(random.Random(1))
-    scenes = sample_scenes([random.Random(i) for i in range(images)])
-    asked = [question for scene in scenes for question in asker.generate(scene, questions)]
+    asked = generate_questions(images, questions)
     programs = [list(program_ids(to_prefix(question.program))) for question in asked]
     longest = max(map(len, programs))
     return torch.tensor([program + [0] * (longest - len(program)) for program in programs])
@@ -135,32 +130,22 @@ def measure(
         loss = partial(objective, system)
         return Learner(network, loss, recipe, source, torch.device("cuda"), **options)
 
-    count, found = IMAGES * QUESTIONS, dict[str, Any]()
+    found: dict[str, Any] = {}
     if form and recursive:
         with ExitStack() as stack:
             for patch in RECURSIVE[form]:
                 stack.enter_context(patch)
             learner = make(deepcopy(network), capture=False)
             slow = gpu_milliseconds(lambda: learner.step(0, 1e-4), 2)
-        found["recursive_questions_per_second"] = count / slow * 1e3
+        found["recursive_questions_per_second"] = IMAGES * QUESTIONS / slow * 1e3
         del learner
         torch.cuda.empty_cache()
-    learner = make(network)
-    torch.cuda.reset_peak_memory_stats()
-    for _ in range(5):  # the graph is captured
-        learner.step(0, 1e-4)
-    fast = gpu_milliseconds(lambda: learner.step(0, 1e-4), 10)
-    found |= {"milliseconds": fast, "questions_per_second": count / fast * 1e3}
-    if form and recursive:
-        found["times_the_recursive"] = slow / fast
-    found["memory_gigabytes"] = torch.cuda.max_memory_allocated() / 1e9
     kind = "pixels" if spec.pixels else "features"
     file = logs and logs / f"kernels_{preset}_{part.replace(' ', '_')}_{kind}.txt"
-    found["milliseconds_of_kernels"] = where_time_goes(lambda: learner.step(0, 1e-4), file, KERNELS)
-    return {
-        key: round(value, 2 if value < 1e3 else None) if isinstance(value, float) else value
-        for key, value in found.items()
-    }
+    found |= time_training(make(network), file, KERNELS)
+    if form and recursive:
+        found["times_the_recursive"] = slow / found["milliseconds"]
+    return rounded(found)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ own LSTM and GRU over padded questions, without a CUDA graph, in bfloat16 too, b
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -86,19 +87,33 @@ def measure(name: str, spec: DataSpec, batch: Batch, logs: Path | None) -> dict[
             found["plain_milliseconds"] = gpu_milliseconds(lambda: learner.step(0, 1e-4), 5)
         del learner
         torch.cuda.empty_cache()
-    learner = make(network, partial(answer_loss, system))
+    file = logs and logs / f"kernels_{name}_{'pixels' if spec.pixels else 'features'}.txt"
+    found |= time_training(make(network, partial(answer_loss, system)), file, KERNELS)
+    if "plain_milliseconds" in found:
+        count = IMAGES * QUESTIONS
+        found["plain_questions_per_second"] = count / found["plain_milliseconds"] * 1e3
+        found["times_the_plain"] = found["plain_milliseconds"] / found["milliseconds"]
+    return rounded(found)
+
+
+def time_training(
+    learner: Learner, file: Path | None, kernels: Mapping[str, tuple[str, ...]]
+) -> dict[str, Any]:
+    """The speed of captured steps, their memory, and their kernels by kind; a list to the file."""
     torch.cuda.reset_peak_memory_stats()
     for _ in range(5):  # the graph is captured
         learner.step(0, 1e-4)
     fast = gpu_milliseconds(lambda: learner.step(0, 1e-4), 20)
-    count = IMAGES * QUESTIONS
-    found |= {"milliseconds": fast, "questions_per_second": count / fast * 1e3}
-    if "plain_milliseconds" in found:
-        found["plain_questions_per_second"] = count / found["plain_milliseconds"] * 1e3
-        found["times_the_plain"] = found["plain_milliseconds"] / fast
-    found["memory_gigabytes"] = torch.cuda.max_memory_allocated() / 1e9
-    file = logs and logs / f"kernels_{name}_{'pixels' if spec.pixels else 'features'}.txt"
-    found["milliseconds_of_kernels"] = where_time_goes(lambda: learner.step(0, 1e-4), file, KERNELS)
+    return {
+        "milliseconds": fast,
+        "questions_per_second": IMAGES * QUESTIONS / fast * 1e3,
+        "memory_gigabytes": torch.cuda.max_memory_allocated() / 1e9,
+        "milliseconds_of_kernels": where_time_goes(lambda: learner.step(0, 1e-4), file, kernels),
+    }
+
+
+def rounded(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers with as many digits as they deserve."""
     return {
         key: round(value, 2 if value < 1e3 else None) if isinstance(value, float) else value
         for key, value in found.items()

@@ -84,8 +84,9 @@ def trace(network: Any, images: Tensor, questions: Tensor) -> tuple[Tensor, list
 
 
 def forward(network: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-    """It is never evaluated."""
-    raise NotImplementedError
+    """No program is the true one."""
+    logits = network(batch.images, batch.questions)
+    return logits, torch.zeros(len(logits), dtype=torch.bool)
 
 
 WRITING = ProgramWriting(forward=forward, trace=trace, modules=names_of, map_title="attention")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,21 +18,17 @@ from macnet.errors import InputError
 from macnet.explain.page import make_page
 from macnet.models.recipe import Recipe
 from macnet.models.registry import find_preset
-from macnet.training import trainer as trainer_module
 from macnet.training.log import read_log
 from macnet.training.plan import TrainingPlan
 from macnet.training.train import Run
-from program_training import NAMES, STAGES
+from program_training import NAMES, STAGES, small_and_quick
 from small_data import metadata_of, write_data
-from tiny_networks import narrow
 from tiny_training import TINY
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _small_and_quick() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer_module, "draw_curve", lambda *_: None)  # which takes its time
-        narrow(patch)
+def _small_and_quick() -> Iterator[None]:
+    with small_and_quick():
         yield
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from macnet.configuration import with_changes
 from macnet.errors import InputError
 from macnet.models.registry import SYSTEMS
 from macnet.models.system import uniform_answer_loss
-from macnet.training import trainer as trainer_module
 from macnet.training.log import read_log
 from macnet.training.plan import TrainingPlan
 from macnet.training.training_data import TrainingData
@@ -28,20 +28,18 @@ from program_training import (
     NAMES,
     PROGRAMS,
     STAGES,
+    small_and_quick,
     small_plan,
     trainer,
     training_data,
     with_programs,
 )
-from tiny_networks import narrow
 from tiny_training import TINY, assert_equal, dataset, plan, result
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _small_and_quick() -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer_module, "draw_curve", lambda *_: None)  # which takes its time
-        narrow(patch)
+def _small_and_quick() -> Iterator[None]:
+    with small_and_quick():
         yield
 
 
@@ -232,9 +230,7 @@ def test_programs_that_are_too_long_are_refused(tmp_path: Path) -> None:
 
 def train_both(folder: Path) -> None:
     own = folder if distributed.is_rank_zero() else folder / "not the first"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer_module, "draw_curve", lambda *_: None)
-        narrow(patch)
+    with small_and_quick():
         for name in NAMES:
             first = STAGES[name][:-1]  # samples of the last are each process's own
             made = small_plan(name, epochs=0.34, optimizer="muon", stages=tuple(first))

@@ -55,8 +55,7 @@ def show(
     """Print the results of a system, named by its row in the paper's table 1, on a dataset.
 
     `paper` is printed beside them if the dataset is one of the paper's, and then `note` too.
-    `errors` adds accuracy by
-    program length and family, and the most frequent errors.
+    `errors` adds accuracy by program length and family, and the most frequent errors.
     """
     console = console or terminal()
     console.print(Text(f"{row} on {what}", style="bold"), soft_wrap=True)

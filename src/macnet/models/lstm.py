@@ -32,19 +32,27 @@ class BiLSTM(nn.Module):
         self.weight_x = nn.Parameter(torch.empty(2, 4 * units, inputs))
         self.weight_h = nn.Parameter(torch.empty(2, 4 * units, units))
         self.bias = nn.Parameter(torch.zeros(2, 4 * units))
-        # Initialised as TensorFlow's BasicLSTMCell, which the authors use. It has one kernel,
-        # [x, h] → 4u, so both parts of it get the Glorot bound of the whole.
-        bound = math.sqrt(6 / (inputs + units + 4 * units))
-        nn.init.uniform_(self.weight_x, -bound, bound)
-        nn.init.uniform_(self.weight_h, -bound, bound)
-        # It adds 1 to the forget gate, so that a new cell remembers; here the bias starts there.
-        nn.init.ones_(self.bias[:, units : 2 * units])
+        initialize_lstm(self.weight_x, self.weight_h, self.bias)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         # x: (B, S, e)   lengths: (B) int64, each from 1 to S, on x's device
         # -> states (B, S, 2u): [forwards, backwards] at each word, zero at padding
         # -> last (B, 2u): [forwards at the last word, backwards at the first word]
         return run_lstm(x, lengths, self.weight_x, self.weight_h, self.bias)
+
+
+def initialize_lstm(weight_x: Tensor, weight_h: Tensor, bias: Tensor) -> None:
+    """Initialise (…, 4u, e), (…, 4u, u) and zeros (…, 4u) as TensorFlow's BasicLSTMCell.
+
+    The authors of MAC and of N2NMN use it.
+    """
+    inputs, units = weight_x.shape[-1], weight_h.shape[-1]
+    # It has one kernel, [x, h] → 4u, so both parts of it get the Glorot bound of the whole.
+    bound = math.sqrt(6 / (inputs + units + 4 * units))
+    nn.init.uniform_(weight_x, -bound, bound)
+    nn.init.uniform_(weight_h, -bound, bound)
+    # It adds 1 to the forget gate, so that a new cell remembers; here the bias starts there.
+    nn.init.ones_(bias[..., units : 2 * units])
 
 
 def run_lstm(

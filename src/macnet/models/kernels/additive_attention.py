@@ -20,8 +20,10 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from macnet.models.kernels.lstm import _tanh, largest_power_of_two
+
 UNITS = 64
-"""Numbers of each vector that a program takes at once; u is a multiple of it, or of 16."""
+"""Numbers of each vector that a program takes at once, or fewer if this does not divide u."""
 
 
 def additive_scores(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -37,9 +39,8 @@ class _AdditiveScores(torch.autograd.Function):
         q, k = q.contiguous(), k.contiguous()
         (batch, queries, units), keys = q.shape, k.shape[1]
         scores = q.new_empty(batch, queries, keys, dtype=torch.float32)
-        sizes = {"SIZE": units, "UNITS": _block(units), "KEYS": triton.next_power_of_2(keys)}
         with torch.cuda.device_of(q):
-            _score[batch * queries,](q, k, v, scores, queries, keys, **sizes)
+            _score[batch * queries,](q, k, v, scores, queries, keys, **_sizes(units, keys))
         ctx.save_for_backward(q, k, v)
         return scores
 
@@ -51,23 +52,18 @@ class _AdditiveScores(torch.autograd.Function):
         (batch, queries, units), keys = q.shape, k.shape[1]
         dq, dk = torch.empty_like(q), torch.empty_like(k)
         dv = q.new_empty(batch, units, dtype=torch.float32)
-        block = _block(units)
-        sizes = {"SIZE": units, "UNITS": block, "KEYS": triton.next_power_of_2(keys)}
+        sizes = _sizes(units, keys)
         with torch.cuda.device_of(q):
-            _score_backward[batch, units // block](
+            _score_backward[batch, units // sizes["UNITS"]](
                 *(q, k, v, dscores.contiguous(), dq, dk, dv, queries, keys), **sizes
             )
         return dq, dk, dv.sum(0).to(v.dtype)
 
 
-def _block(units: int) -> int:
-    """The largest power of two that divides the number of units, `UNITS` at most."""
-    return min(units & -units, UNITS)
-
-
-@triton.jit
-def _tanh(x):
-    return 2 * tl.sigmoid(2 * x) - 1
+def _sizes(units: int, keys: int) -> dict[str, int]:
+    """The constants that the kernels are compiled with."""
+    block = largest_power_of_two(units, UNITS)
+    return {"SIZE": units, "UNITS": block, "KEYS": triton.next_power_of_2(keys)}
 
 
 @triton.jit

@@ -35,7 +35,7 @@ from torch.nn import functional as F
 from macnet.data.vocab import PROGRAM_TOKENS
 from macnet.models.kernels import module_kernels as kernels
 from macnet.models.layers import has_large_shared_memory, needs_gradient
-from macnet.models.systems.programs import ARITIES, SCENE, Trees, lookup_table
+from macnet.models.systems.programs import ARITIES, PAIRS, SCENE, Trees, lookup_table
 
 
 class Tiles(NamedTuple):
@@ -59,6 +59,7 @@ SMALL = Tiles(  # for any GPU, and for float32
 CHUNK = 32  # nodes of a module whose gradients one program sums
 BLOCK = 4096  # numbers that an elementwise program takes at once
 TOKENS = len(PROGRAM_TOKENS)
+PAIR_INDEX = tuple(PAIRS.index(token) if token in PAIRS else -1 for token in range(TOKENS))
 
 
 class Schedule(NamedTuple):
@@ -141,13 +142,12 @@ def make_schedule(trees: Trees, images: int) -> Schedule:
     chunk_start = of_module[module] + (chunk - chunks[module]) * CHUNK
     chunk_end = torch.minimum(chunk_start + CHUNK, of_module[module + 1])
 
-    is_pair = lookup_table(ARITIES, device) == 2
     columns = (
         modules,
         column(every, takes),
         column(0, below[..., 0]),
         column(0, below[..., 1]),
-        torch.where(is_pair, is_pair.cumsum(0) - 1, -1),
+        lookup_table(PAIR_INDEX, device),
         column(2 * nodes + batch + every, gradient),
         F.pad(starts, (1, 0)),
         output[:, 0],
@@ -300,7 +300,7 @@ class _Launcher:
         of_biases = x.new_empty(chunks, channels, dtype=torch.float32)
         rows = {"input": schedule.inputs, "hidden": None, "pair": schedule.first}[kind]
         columns = rows, schedule.second, schedule.modules, schedule.pairs
-        modules = ARITIES.count(2) if kind == "pair" else TOKENS
+        modules = len(PAIRS) if kind == "pair" else TOKENS
         weights = x.new_zeros(modules, channels, taps * channels, dtype=torch.float32)
         biases = x.new_zeros(modules, channels, dtype=torch.float32)
         with torch.cuda.device_of(x):

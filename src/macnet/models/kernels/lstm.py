@@ -200,15 +200,15 @@ def _tiles(
 ) -> tuple[tuple[int, int, int], dict[str, int]]:
     """The grid of a step's programs, and the constants that they are compiled with."""
     directions, _, units = weight_h.shape
-    columns = _largest_power_of_two(units, tiling.units)
-    depth = _largest_power_of_two(terms, tiling.depth)
+    columns = largest_power_of_two(units, tiling.units)
+    depth = largest_power_of_two(terms, tiling.depth)
     sizes = {"UNITS": units, "ROWS": tiling.rows, "COLUMNS": columns, "DEPTH": depth}
     limits = {"num_warps": tiling.warps, "num_stages": tiling.stages, "maxnreg": tiling.registers}
     grid = triton.cdiv(batch, tiling.rows), units // columns, directions
     return grid, {"DIRECTIONS": directions, **sizes, **limits}
 
 
-def _largest_power_of_two(size: int, most: int) -> int:
+def largest_power_of_two(size: int, most: int) -> int:
     """The largest power of two that divides the size, but no more than `most`, which is one too."""
     return min(size & -size, most)
 

@@ -54,14 +54,13 @@ class FlatImage(nn.Module):
         super().__init__()
         *_, height, width = data_spec
         self.maps = FeatureMaps(data_spec)
-        stride = self.maps.stride
-        smallest = stride + 1
+        smallest = self.maps.stride + 1
         if min(height, width) < smallest:
             raise InputError(
                 f"images are {height}×{width}; CNN+LSTM needs at least {smallest}×{smallest}"
             )
-        h, w = (-(-side // stride) // 2 for side in (height, width))
-        self.size = config.channels * h * w
+        h, w = self.maps.size
+        self.size = config.channels * (h // 2) * (w // 2)
         """Length of the vector."""
         self.reduce = nn.Conv2d(self.maps.channels, config.channels, 1)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -27,10 +27,7 @@ from macnet.data.vocab import PROGRAM_TOKENS
 from macnet.errors import InputError
 from macnet.models.layers import HAS_TRITON, compute_dtype
 from macnet.models.systems.inputs import FeatureMaps
-from macnet.models.systems.programs import ARITIES, SCENE, Trees, read_prefix
-
-PAIRS = tuple(token for token, inputs in enumerate(ARITIES) if inputs == 2)
-"""The tokens of modules of two inputs."""
+from macnet.models.systems.programs import ARITIES, PAIRS, SCENE, Trees, read_prefix
 
 
 class ModuleBank(nn.Module):
@@ -79,8 +76,8 @@ class ExecutionEngine(nn.Module):
     def __init__(self, data_spec: DataSpec, *, channels: int, pooled: int, hidden: int) -> None:
         super().__init__()
         self.image = FeatureMaps(data_spec)
-        size = [-(-side // self.image.stride) for side in data_spec[-2:]]
-        if min(size) < 2:
+        height, width = self.image.size
+        if min(height, width) < 2:
             raise InputError(
                 f"images are {data_spec.height}×{data_spec.width}; PG+EE needs at least 2×2 cells, "
                 f"each of {self.image.stride}"
@@ -92,7 +89,7 @@ class ExecutionEngine(nn.Module):
             nn.ReLU(),
         )
         self.bank = ModuleBank(channels)
-        flat = pooled * (size[0] // 2) * (size[1] // 2)
+        flat = pooled * (height // 2) * (width // 2)
         self.classifier = nn.Sequential(
             nn.Conv2d(channels, pooled, 1),
             nn.ReLU(),

@@ -68,6 +68,8 @@ class FeatureMaps(nn.Module):
         """C, the number of channels of the maps."""
         self.stride = 1 if self.cnn is None else self.cnn.STRIDE
         """Pixels, or cells of features, to a cell of the maps."""
+        self.size = -(-height // self.stride), -(-width // self.stride)
+        """H and W, the height and width of the maps."""
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -93,12 +95,17 @@ class LastStateEncoder(nn.Module):
         check_questions(tokens)
         lengths = question_lengths(tokens)
         states = embed_tokens(self.embedding.weight, tokens)  # (B, S, embedding)
-        # Not by torch's layer, which wants its weights in one piece of memory: those of a copy,
-        # such as a moving average, are not.
-        for weight_x, weight_h, bias_x, bias_h in self.lstm.all_weights:
-            weights = weight_x[None], weight_h[None], (bias_x + bias_h)[None]
-            states, last = run_lstm(states, lengths, *weights)  # (B, S, units), (B, units)
-        return last
+        return run_layers(self.lstm, states, lengths)[1]
+
+
+def run_layers(lstm: nn.LSTM, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """The top layer's states (B, S, units) over words (B, S, e), and its last states (B, units)."""
+    # Not by torch's layer, which wants its weights in one piece of memory: those of a copy, such as
+    # a moving average, are not.
+    for weight_x, weight_h, bias_x, bias_h in lstm.all_weights:
+        weights = weight_x[None], weight_h[None], (bias_x + bias_h)[None]
+        x, last = run_lstm(x, lengths, *weights)
+    return x, last
 
 
 def check_questions(tokens: Tensor) -> None:

@@ -11,7 +11,6 @@ The next token is chosen by the logits, and the module that it names is given tx
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple, cast
 
 import torch
@@ -20,7 +19,7 @@ from torch.nn import functional as F
 
 from macnet.models.encoders import PAD, embed_tokens, question_lengths
 from macnet.models.layers import Linear, can_use_triton, score_layer
-from macnet.models.lstm import run_lstm_with_cells
+from macnet.models.lstm import initialize_lstm, run_lstm_with_cells
 from macnet.models.systems.layouts import TOKENS, count_outputs, valid_tokens
 from macnet.models.systems.programs import choose, lstm_cell
 
@@ -49,15 +48,14 @@ class Writing(NamedTuple):
 
 
 class LSTMLayer(nn.Module):
-    """A layer of an LSTM, initialised as TensorFlow's BasicLSTMCell (see `BiLSTM`)."""
+    """A layer of an LSTM, which reads all words at once, or goes on step by step."""
 
     def __init__(self, inputs: int, units: int) -> None:
         super().__init__()
-        bound = math.sqrt(6 / (inputs + units + 4 * units))
-        self.weight_x = nn.Parameter(torch.empty(4 * units, inputs).uniform_(-bound, bound))
-        self.weight_h = nn.Parameter(torch.empty(4 * units, units).uniform_(-bound, bound))
+        self.weight_x = nn.Parameter(torch.empty(4 * units, inputs))
+        self.weight_h = nn.Parameter(torch.empty(4 * units, units))
         self.bias = nn.Parameter(torch.zeros(4 * units))
-        nn.init.ones_(self.bias[units : 2 * units])  # the forget gate's
+        initialize_lstm(self.weight_x, self.weight_h, self.bias)
 
     def forward(
         self, x: Tensor, lengths: Tensor, start: tuple[Tensor, Tensor] | None = None

@@ -125,9 +125,7 @@ class N2NMNNetwork(nn.Module):
             layers=config.layers,
         )
         self.image = FeatureMaps(data_spec)
-        height, width = (
-            -(-side // self.image.stride) for side in (data_spec.height, data_spec.width)
-        )
+        height, width = self.image.size
         self.executor = Executor(
             channels=self.image.channels,
             cells=height * width,

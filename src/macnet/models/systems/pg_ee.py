@@ -26,14 +26,13 @@ from macnet.data.spec import DataSpec
 from macnet.data.vocab import END, PAD, PROGRAM_TOKENS, START
 from macnet.errors import InputError
 from macnet.models.encoders import embed_tokens
-from macnet.models.lstm import run_lstm
 from macnet.models.mac import check_group_sizes
 from macnet.models.objectives import LossSums, answer_sums
 from macnet.models.recipe import FAST_WITH_EMA, Recipe
 from macnet.models.system import ModuleTrace, ProgramWriting, Stage, System, TrainingSpec
 from macnet.models.systems.baselines import HUMANS_STEPS
 from macnet.models.systems.execution_engine import ExecutionEngine
-from macnet.models.systems.inputs import LastStateEncoder
+from macnet.models.systems.inputs import LastStateEncoder, run_layers
 from macnet.models.systems.programs import (
     MovingBaseline,
     choose,
@@ -93,12 +92,8 @@ class ProgramGenerator(nn.Module):
         q = self.encoder(questions)  # (B, u)
         before = F.pad(programs[:, :-1], (1, 0), value=START)
         x = embed_tokens(self.embedding.weight, before)  # (B, L, embedding)
-        states = torch.cat([q[:, None].expand(-1, x.shape[1], -1).to(x.dtype), x], -1)
-        lengths = is_written(programs).sum(1)
-        for weight_x, weight_h, bias_x, bias_h in self.lstm.all_weights:
-            weights = weight_x[None], weight_h[None], (bias_x + bias_h)[None]
-            states = run_lstm(states, lengths, *weights)[0]
-        logits: Tensor = self.output(states)
+        inputs = torch.cat([q[:, None].expand(-1, x.shape[1], -1).to(x.dtype), x], -1)
+        logits: Tensor = self.output(run_layers(self.lstm, inputs, is_written(programs).sum(1))[0])
         return logits
 
     @torch.no_grad()

@@ -24,6 +24,8 @@ ARITIES = tuple(
 """Number of inputs of each program token. A special token that is written, such as <END> where an
 input is missing, is executed as a function of one input."""
 SCENE = PROGRAM_TOKENS.index("scene")
+PAIRS = tuple(token for token, inputs in enumerate(ARITIES) if inputs == 2)
+"""The tokens that take two inputs."""
 
 
 class Trees(NamedTuple):

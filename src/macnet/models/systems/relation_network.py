@@ -94,8 +94,8 @@ class Objects(nn.Module):
             # Ours: the grid is halved and narrowed to about what the published CNN makes, 8×8×24.
             narrow = nn.Conv2d(self.maps.channels, config.object_channels, 3, stride=2, padding=1)
             self.reduce = nn.Sequential(narrow, BatchNorm2d(config.object_channels), nn.ReLU())
-        stride = self.maps.stride * (2 if cnn is None else 1)
-        self.cells = math.prod(-(-side // stride) for side in data_spec[-2:])
+        stride = 1 if self.reduce is None else 2
+        self.cells = math.prod(-(-side // stride) for side in self.maps.size)
         """L, the number of objects."""
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
