@@ -92,7 +92,7 @@ def main() -> None:
         for name, dataset in sets(trained.vocabulary, Path(cache), options.real):
             start = time.monotonic()
             with Predictor(dataset) as answering:
-                results = measure(dataset, answering(trained.system, model.network))
+                results = measure(dataset, *answering(trained.system, model.network))
             record = results.to_record()
             measured[name] = {
                 "seconds": round(time.monotonic() - start, 1),

@@ -69,7 +69,7 @@ def main() -> None:
         selected=np.arange(len(rows), dtype=np.int32),
     )
     with Predictor(asked) as answering:
-        given = answering(model.trained.system, model.network).reshape(len(known), -1)
+        given = answering(model.trained.system, model.network).answers.reshape(len(known), -1)
     right = dict(zip(known, given == dataset.answers, strict=True))
 
     def share(of: np.ndarray) -> dict[str, Any]:
