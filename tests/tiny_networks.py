@@ -25,8 +25,8 @@ WIDTH, HEIGHT = 40, 24
 class NarrowBackbone(PixelBackbone):
     """MAC's backbone, but for its widths."""
 
-    def __init__(self) -> None:
-        super().__init__((4, 6, 8), (0, 1, 1))
+    def __init__(self, *, coordinates: bool) -> None:
+        super().__init__((4, 6, 8), (0, 1, 1), coordinates)
 
 
 def narrow(patch: pytest.MonkeyPatch) -> None:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from macnet.errors import InputError
 from macnet.models.config import NO_DROPOUT
 from macnet.models.encoders import (
     PAD,
     FeatureEncoder,
+    PixelBackbone,
     PixelEncoder,
     QuestionEncoder,
     ResidualBlock,
@@ -36,6 +37,7 @@ from transcription import (
 
 QUESTIONS = torch.tensor([[3, 1, 4, 1, 5], [2, 6, PAD, PAD, PAD], [7, PAD, PAD, PAD, PAD]])
 LENGTHS = [5, 2, 1]
+M = TypeVar("M", bound=nn.Module)
 
 # --- The question ----------------------------------------------------------------------------
 
@@ -190,7 +192,7 @@ def normed(maps: Tensor, norm: Any) -> Tensor:
     return (maps - mean) / scale * weight + bias
 
 
-def with_history(encoder: PixelEncoder) -> PixelEncoder:
+def with_history(encoder: M) -> M:
     """The encoder with random running statistics, as after some training."""
     for module in encoder.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
@@ -212,16 +214,16 @@ def elus(maps: Tensor) -> Tensor:
     return elu(maps.flatten()).view_as(maps)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("coordinates", [False, True])
-def test_the_backbone_halves_images_three_times(coordinates: bool) -> None:
-    """By strided convolutions with residual blocks behind them; two convolutions follow."""
-    config = small_config(coordinates=coordinates, widths=(2, 3, 4), blocks=(0, 1, 2))
-    encoder = with_history(randomized(PixelEncoder(config))).eval()
-    image = torch.randint(0, 256, (16, 24, 3), dtype=torch.uint8)
-    maps = image.permute(2, 0, 1).double() / 255 * 2 - 1  # from −1 to 1
-    layers: Iterator[Any] = iter(encoder.features)
-    for blocks in config.blocks:
+def located(maps: Tensor) -> Tensor:
+    """Maps (C, H, W) with the y and x of their cells, from −1 to 1."""
+    sides = (torch.linspace(-1, 1, n, dtype=torch.float64) for n in maps.shape[1:])
+    return torch.cat([maps, torch.stack(torch.meshgrid(*sides, indexing="ij"))])
+
+
+def halved_three_times(maps: Tensor, backbone: PixelBackbone, counts: Sequence[int]) -> Tensor:
+    """By strided convolutions with so many residual blocks behind them."""
+    layers: Iterator[Any] = iter(backbone)
+    for blocks in counts:
         maps = convolved(maps, next(layers), stride=2).clamp(min=0)
         next(layers)
         for _ in range(blocks):
@@ -229,13 +231,34 @@ def test_the_backbone_halves_images_three_times(coordinates: bool) -> None:
             inside = convolved(maps, block.first).clamp(min=0)
             maps = (maps + convolved(inside, block.second)).clamp(min=0)
     assert next(layers, None) is None
-    if coordinates:
-        y, x = torch.meshgrid(torch.linspace(-1, 1, 2), torch.linspace(-1, 1, 3), indexing="ij")
-        maps = torch.cat([maps, torch.stack([y, x]).double()])
+    return maps
+
+
+WIDTHS, BLOCKS = (2, 3, 4), (0, 1, 2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("coordinates", [False, True])
+def test_behind_the_backbone_two_convolutions_follow(coordinates: bool) -> None:
+    config = small_config(coordinates=coordinates, widths=WIDTHS, blocks=BLOCKS)
+    encoder = with_history(randomized(PixelEncoder(config))).eval()
+    image = torch.randint(0, 256, (16, 24, 3), dtype=torch.uint8)
+    pixels = image.permute(2, 0, 1).double() / 255 * 2 - 1  # from −1 to 1
+    maps = halved_three_times(pixels, encoder.features, BLOCKS)
+    maps = located(maps) if coordinates else maps
     for layer in (encoder.trunk.first, encoder.trunk.second):
         maps = elus(convolved(maps, layer))
     wanted = maps.flatten(1).T
     assert_close(encoder(image[None]).elements[0], wanted, "K")
+
+
+@torch.no_grad()
+def test_the_backbone_can_be_told_where_pixels_are() -> None:
+    backbone = with_history(randomized(PixelBackbone(WIDTHS, BLOCKS, coordinates=True))).eval()
+    image = torch.randint(0, 256, (16, 24, 3), dtype=torch.uint8)
+    pixels = image.permute(2, 0, 1).double() / 255 * 2 - 1
+    wanted = halved_three_times(located(pixels), backbone, BLOCKS)
+    assert_close(backbone(image[None])[0], wanted, "maps")
 
 
 def test_a_residual_block_is_the_identity_at_initialisation() -> None:

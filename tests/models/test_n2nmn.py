@@ -218,7 +218,9 @@ def test_bad_inputs_are_refused(sizes: DataSpec) -> None:
             network(bad_images, bad_questions)
 
 
-@pytest.mark.parametrize("field", [name for name in vars(SMALL) if name != "entropy"])
+@pytest.mark.parametrize(
+    "field", [name for name, value in vars(SMALL).items() if type(value) is int]
+)
 @pytest.mark.parametrize("value", [0, 2.0, True, "3"])
 def test_a_bad_size_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(InputError, match=f"{field} is {value!r}; it must be a whole number from 1"):

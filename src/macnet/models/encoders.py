@@ -161,16 +161,24 @@ class PixelBackbone(nn.Sequential):
     """Images (N, H, W, 3) of bytes → feature maps (N, C, H/8, W/8).
 
     Each width halves the image, and has its residual blocks. All is trained along with the rest.
+    With `coordinates`, a pixel is also where it is, not only its color.
     """
 
     STRIDE = 2 ** len(WIDTHS)
 
-    def __init__(self, widths: Sequence[int] = WIDTHS, blocks: Sequence[int] = BLOCKS) -> None:
+    def __init__(
+        self,
+        widths: Sequence[int] = WIDTHS,
+        blocks: Sequence[int] = BLOCKS,
+        coordinates: bool = False,
+    ) -> None:
         layers: list[nn.Module] = []
-        for inputs, outputs, count in zip((3, *widths[:-1]), widths, blocks, strict=True):
+        channels = (3 + 2 * coordinates, *widths[:-1])
+        for inputs, outputs, count in zip(channels, widths, blocks, strict=True):
             layers += [_normalized_conv(inputs, outputs, stride=2), nn.ReLU()]
             layers += [ResidualBlock(outputs) for _ in range(count)]
         super().__init__(*layers)
+        self.coordinates = coordinates
 
     def forward(self, images: Tensor) -> Tensor:
         if images.dim() != 4 or images.shape[3] != 3 or images.dtype != torch.uint8:
@@ -178,8 +186,10 @@ class PixelBackbone(nn.Sequential):
                 f"images are {tuple(images.shape)} of {images.dtype}; they must be "
                 "(images, height, width, 3) of torch.uint8"
             )
-        pixels = images.permute(0, 3, 1, 2).to(compute_dtype(next(self.parameters())))
-        maps: Tensor = super().forward(pixels / 127.5 - 1)  # type: ignore[no-untyped-call]
+        pixels = images.permute(0, 3, 1, 2).to(compute_dtype(next(self.parameters()))) / 127.5 - 1
+        if self.coordinates:
+            pixels = torch.cat([pixels, coordinates(pixels)], 1)
+        maps: Tensor = super().forward(pixels)  # type: ignore[no-untyped-call]
         return maps
 
 
@@ -224,6 +234,6 @@ def _conv(inputs: int, outputs: int, stride: int = 1, bias: bool = True) -> nn.C
 
 
 def coordinates(maps: Tensor) -> Tensor:
-    """The y and x of each cell of the grid, from −1 to 1: (N, 2, H, W)."""
+    """The y and x of each cell of maps (N, C, H, W), from −1 to 1: (N, 2, H, W)."""
     sides = (torch.linspace(-1, 1, n, device=maps.device, dtype=maps.dtype) for n in maps.shape[2:])
     return torch.stack(torch.meshgrid(*sides, indexing="ij")).expand(len(maps), -1, -1, -1)

@@ -48,8 +48,10 @@ class FeatureMaps(nn.Module):
     was published with a CNN of its own has another preset with that.
     """
 
-    def __init__(self, data_spec: DataSpec, cnn: StridedCNN | None = None) -> None:
-        """`cnn`: what pixels pass instead of MAC's backbone."""
+    def __init__(
+        self, data_spec: DataSpec, cnn: StridedCNN | None = None, *, coordinates: bool = False
+    ) -> None:
+        """`cnn`: what pixels pass instead of MAC's backbone; `coordinates`: with theirs."""
         super().__init__()
         *_, pixels, channels, height, width = data_spec
         if cnn is not None and not pixels:
@@ -63,7 +65,7 @@ class FeatureMaps(nn.Module):
                 f"{cnn.min_size}×{cnn.min_size}"
             )
         self.shape = (height, width, 3) if pixels else (channels, height, width)
-        self.cnn = cnn or (PixelBackbone() if pixels else None)
+        self.cnn = cnn or (PixelBackbone(coordinates=coordinates) if pixels else None)
         self.channels = cnn.width if cnn else WIDTHS[-1] if pixels else channels
         """C, the number of channels of the maps."""
         self.stride = 1 if self.cnn is None else self.cnn.STRIDE

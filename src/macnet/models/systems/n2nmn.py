@@ -17,9 +17,9 @@ In cloning, a layout longer than `training_steps` cannot be written, and its que
 from. CLEVR has none: its longest have 8 modules, of 10.
 
 Deviations. The features that it was published with are 512 maps of 10×15 by VGG-16; it takes those
-of any network and size, such as 1024 of 14×14 by ResNet-101, or pixels, which pass MAC's backbone.
-Weight decay also applies to biases and embeddings. Of the decoder's attention, two biases that are
-only ever added are one.
+of any network and size, such as 1024 of 14×14 by ResNet-101, or pixels, which pass MAC's backbone
+along with their coordinates. Weight decay also applies to biases and embeddings. Of the decoder's
+attention, two biases that are only ever added are one.
 """
 
 from __future__ import annotations
@@ -87,6 +87,9 @@ class N2NMNConfig:
     """The maximum number of modules of a layout that answers a question."""
     entropy: float = 0.005
     """The weight of the entropy of layouts in policy search, which rewards trying others."""
+    coordinates: bool = True
+    """Whether pixels pass the backbone with their coordinates. Features are taken as they are: a
+    cell of VGG-16 sees most of the image, and so knows where it is."""
 
     def __post_init__(self) -> None:
         check_fields(self, repeated=("layers", "training_steps", "steps"))
@@ -124,7 +127,7 @@ class N2NMNNetwork(nn.Module):
             units=config.units,
             layers=config.layers,
         )
-        self.image = FeatureMaps(data_spec)
+        self.image = FeatureMaps(data_spec, coordinates=config.coordinates)
         height, width = self.image.size
         self.executor = Executor(
             channels=self.image.channels,
