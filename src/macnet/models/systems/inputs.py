@@ -51,7 +51,7 @@ class FeatureMaps(nn.Module):
     def __init__(
         self, data_spec: DataSpec, cnn: StridedCNN | None = None, *, coordinates: bool = False
     ) -> None:
-        """`cnn`: what pixels pass instead of MAC's backbone; `coordinates`: with theirs."""
+        """`cnn`: what pixels pass instead of the backbone, which may get their `coordinates`."""
         super().__init__()
         *_, pixels, channels, height, width = data_spec
         if cnn is not None and not pixels:

@@ -88,8 +88,7 @@ class N2NMNConfig:
     entropy: float = 0.005
     """The weight of the entropy of layouts in policy search, which rewards trying others."""
     coordinates: bool = True
-    """Whether pixels pass the backbone with their coordinates. Features are taken as they are: a
-    cell of VGG-16 sees most of the image, and so knows where it is."""
+    """Whether pixels pass the backbone with their coordinates; features are taken as they are."""
 
     def __post_init__(self) -> None:
         check_fields(self, repeated=("layers", "training_steps", "steps"))
