@@ -227,9 +227,7 @@ def test_images_of_one_cell_are_refused() -> None:
         network_for(data_spec(True, 8, 32))
 
 
-@pytest.mark.parametrize(
-    "field", [name for name, value in vars(SMALL).items() if type(value) is int]
-)
+@pytest.mark.parametrize("field", [n for n in vars(SMALL) if n != "executor_learns_from"])
 @pytest.mark.parametrize("value", [0, 2.0, True, "3"])
 def test_a_bad_size_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(InputError, match=f"{field} is {value!r}; it must be a whole number from 1"):

@@ -73,17 +73,9 @@ def _convolve(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 class ExecutionEngine(nn.Module):
     """Images and programs → answers."""
 
-    def __init__(
-        self,
-        data_spec: DataSpec,
-        *,
-        channels: int,
-        pooled: int,
-        hidden: int,
-        coordinates: bool = False,
-    ) -> None:
+    def __init__(self, data_spec: DataSpec, *, channels: int, pooled: int, hidden: int) -> None:
         super().__init__()
-        self.image = FeatureMaps(data_spec, coordinates=coordinates)
+        self.image = FeatureMaps(data_spec)
         height, width = self.image.size
         if min(height, width) < 2:
             raise InputError(

@@ -274,7 +274,7 @@ Networks for Visual Question Answering".""",
         ),
         fast={
             **FAST_WITH_EMA,
-            **{"clip_each": False, "weight_decay": 0, "epochs": 8},
+            **{"clip_each": False, "weight_decay": 0, "epochs": 10, "lr": 6e-3},
             **{"policy_epochs": 2, "policy_lr": 3e-4},
         },
         stages=(

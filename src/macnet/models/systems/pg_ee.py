@@ -64,8 +64,6 @@ class PGEEConfig:
     executor_learns_from: Literal["written", "true"] = "written"
     """The programs on which the execution engine is trained in its own stage. The paper takes those
     that the generator writes, the released code the true ones, of all questions."""
-    coordinates: bool = False
-    """Whether pixels pass the backbone with their coordinates; features are taken as they are."""
 
     def __post_init__(self) -> None:
         check_fields(self, repeated=("layers", "program_length"))
@@ -149,11 +147,7 @@ class PGEE(nn.Module):
         self.config = config
         self.generator = ProgramGenerator(config, vocabulary=data_spec.vocabulary)
         self.executor = ExecutionEngine(
-            data_spec,
-            channels=config.channels,
-            pooled=config.pooled,
-            hidden=config.hidden,
-            coordinates=config.coordinates,
+            data_spec, channels=config.channels, pooled=config.pooled, hidden=config.hidden
         )
         # The published baseline is of rewards, from 0 on; a cost is 1 less the reward.
         self.baseline = MovingBaseline(1.0, decay=0.9)
