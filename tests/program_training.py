@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from macnet.data.dataset import Dataset
 from macnet.data.question_arrays import program_ids, program_types
-from macnet.training import trainer as trainer_module
 from macnet.training.plan import TrainingPlan
 from macnet.training.trainer import Trainer
 from macnet.training.training_data import TrainingData
-from tiny_networks import narrow
 from tiny_training import TINY, dataset, plan
 
 NAMES = ["pg-ee", "n2nmn"]
@@ -31,15 +26,6 @@ PROGRAMS = (
 )
 """Of the four texts of tiny_training."""
 CPU = torch.device("cpu")
-
-
-@contextmanager
-def small_and_quick() -> Iterator[None]:
-    """Networks see pixels with few channels, and no curve is drawn, which takes its time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer_module, "draw_curve", lambda *_: None)
-        narrow(patch)
-        yield
 
 
 def with_programs(part: Dataset, programs: tuple[str, ...] = PROGRAMS) -> Dataset:

@@ -16,11 +16,9 @@ import killed_worker
 from macnet import distributed
 from macnet.checkpoint import read_checkpoint
 from macnet.errors import InputError
-from macnet.training import trainer as trainer_module
 from macnet.training.plan import TrainingPlan
 from processes import in_processes, warm
-from tiny_networks import narrow
-from tiny_training import CALM, TINY, assert_equal, plan, result, trainer
+from tiny_training import CALM, TINY, assert_equal, plan, result, small_and_quick, trainer
 
 # A residual block is nothing at first, and so are its gradients. What is nearly nothing is
 # rounding, and Adam, whose first steps ask only for signs, would learn that; Muon does not.
@@ -45,9 +43,7 @@ def plans() -> dict[str, TrainingPlan]:
 def train_all(folder: Path) -> list[str]:
     """What happens to each plan, in this process; of several, only the first has the folder."""
     own = folder if distributed.is_rank_zero() else folder / "not the first"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trainer_module, "draw_curve", lambda *_: None)  # which takes its time
-        narrow(patch)
+    with small_and_quick():
         for name, made in plans().items():
             trainer(own / name, made).train()
     refused = []

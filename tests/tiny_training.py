@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,10 +18,12 @@ from macnet.data.dataset import Dataset
 from macnet.data.question_arrays import TYPES, TokenizedQuestion, collect, program_ids
 from macnet.data.vocab import ANSWERS, Vocabulary
 from macnet.models.registry import find_preset
+from macnet.training import trainer as trainer_module
 from macnet.training.log import read_log
 from macnet.training.plan import TrainingPlan
 from macnet.training.trainer import Trainer
 from macnet.training.training_data import TrainingData
+from tiny_networks import narrow
 
 WORDS = ("is it bright", "is it dark", "yes or no yes", "yes or no no")
 RIGHT = (("no", "yes"), ("yes", "no"), ("yes", "yes"), ("no", "no"))  # dark image, bright image
@@ -46,6 +50,15 @@ TINY: dict[str, dict[str, Any]] = {  # of other systems
     "n2nmn": {"embedding": 6, "units": 8, "map_dim": 6, "training_steps": 5, "steps": 6},
 }
 QUICK = {"images": 4, "questions": 4, "epochs": 4, "lr": 3e-3, "ema": 0.9, "patience": 0}
+
+
+@contextmanager
+def small_and_quick() -> Iterator[None]:
+    """Networks see pixels with few channels, and no curve is drawn, which takes its time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer_module, "draw_curve", lambda *_: None)
+        narrow(patch)
+        yield
 
 
 def dataset(images: int = 12, seed: int = 0, vocabulary: Vocabulary | None = None) -> Dataset:

@@ -345,13 +345,19 @@ def convolve(maps: Tensor, weight: Tensor, bias: Tensor, stride: int = 1) -> Ten
     return torch.stack(rows, -2)
 
 
+def located(maps: Tensor) -> Tensor:
+    """Maps (C, H, W) with the y and x of their cells, from −1 to 1."""
+    _, height, width = maps.shape
+    places = [[(y, x) for x in range(width)] for y in range(height)]
+    y, x = torch.tensor(places, dtype=maps.dtype).unbind(-1)
+    return torch.cat([maps, (2 * y / (height - 1) - 1)[None], (2 * x / (width - 1) - 1)[None]])
+
+
 def encode_image(config: MACConfig, w: Weights, maps: Tensor) -> list[Tensor]:
     """The knowledge base of one image (channels, H, W): its places in reading order."""
     _, height, width = maps.shape
     if config.coordinates:
-        places = [[(y, x) for x in range(width)] for y in range(height)]
-        y, x = torch.tensor(places, dtype=maps.dtype).unbind(-1)
-        maps = torch.cat([maps, (2 * y / (height - 1) - 1)[None], (2 * x / (width - 1) - 1)[None]])
+        maps = located(maps)
     for layer in ("first", "second"):
         maps = convolve(maps, w[f"{layer}.weight"], w[f"{layer}.bias"])
         maps = torch.stack([torch.stack([elu(p) for p in row.T], -1) for row in maps.unbind(1)], 1)

@@ -30,6 +30,7 @@ from transcription import (
     elu,
     encode,
     encode_image,
+    located,
     randomized,
     small_config,
     weights_of,
@@ -212,12 +213,6 @@ def convolved(maps: Tensor, layer: Any, stride: int = 1) -> Tensor:
 
 def elus(maps: Tensor) -> Tensor:
     return elu(maps.flatten()).view_as(maps)
-
-
-def located(maps: Tensor) -> Tensor:
-    """Maps (C, H, W) with the y and x of their cells, from −1 to 1."""
-    sides = (torch.linspace(-1, 1, n, dtype=torch.float64) for n in maps.shape[1:])
-    return torch.cat([maps, torch.stack(torch.meshgrid(*sides, indexing="ij"))])
 
 
 def halved_three_times(maps: Tensor, backbone: PixelBackbone, counts: Sequence[int]) -> Tensor:

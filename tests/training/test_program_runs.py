@@ -21,9 +21,9 @@ from macnet.models.registry import find_preset
 from macnet.training.log import read_log
 from macnet.training.plan import TrainingPlan
 from macnet.training.train import Run
-from program_training import NAMES, STAGES, small_and_quick
+from program_training import NAMES, STAGES
 from small_data import metadata_of, write_data
-from tiny_training import TINY
+from tiny_training import TINY, small_and_quick
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -28,13 +28,12 @@ from program_training import (
     NAMES,
     PROGRAMS,
     STAGES,
-    small_and_quick,
     small_plan,
     trainer,
     training_data,
     with_programs,
 )
-from tiny_training import TINY, assert_equal, dataset, plan, result
+from tiny_training import TINY, assert_equal, dataset, plan, result, small_and_quick
 
 
 @pytest.fixture(scope="module", autouse=True)
