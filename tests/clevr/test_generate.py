@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,28 @@ def test_a_condition_names_its_splits(tmp_path: Path) -> None:
     for record in load(tmp_path / "w", "scenes", "valB"):
         assert record["split"] == "valB"
         assert all(o["color"] in COGENT_COLORS["B"][o["shape"]] for o in record["objects"])
+
+
+def test_an_easier_world_says_so_in_every_file(made: Path, tmp_path: Path) -> None:
+    own = {"num_objects": [1, 2], "families": ["zero_hop"]}
+    clevr = World(seed=0, width=24, height=16, questions_per_image=3)
+    easier = replace(clevr, num_objects=(1, 2), families=("zero_hop",))
+
+    def make(world: World) -> bool:
+        counts = {"train": 0, "val": 3, "test": 0}
+        return generate_world(tmp_path / "w", world, counts, device="cpu", workers=0)
+
+    assert make(easier)
+    for what in ("scenes", "questions"):
+        content = json.loads((tmp_path / "w" / what / f"CLEVR_val_{what}.json").read_text())
+        assert {name: content["info"][name] for name in own} == own
+    settings = json.loads((tmp_path / "w" / "world.json").read_text())
+    assert settings.items() >= {"num-objects": [1, 2], "families": ["zero_hop"]}.items()
+    assert not make(easier), "it is complete"
+    with pytest.raises(InputError, match=r"`num_objects` \[1, 2\] where None is asked for"):
+        make(clevr)
+    usual = json.loads((made / "world.json").read_text())
+    assert not usual.keys() & {"num-objects", "families"}, "as before there were easier ones"
 
 
 @pytest.mark.parametrize(

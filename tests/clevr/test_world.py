@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from macnet.clevr.families import QUESTION_FAMILIES
 from macnet.clevr.questions import Question
 from macnet.clevr.scene import COGENT_COLORS
 from macnet.clevr.scene_array import array_to_scenes
@@ -140,6 +141,32 @@ def test_a_condition_decides_the_colours(condition: Any) -> None:
     assert all(o.color in COGENT_COLORS[condition][o.shape] for o in objects)
 
 
+EASIER = World(
+    seed=1, width=48, height=32, num_objects=(2, 4), families=("zero_hop", "same_relate")
+)
+
+
+def test_an_easier_world_has_fewer_objects_and_simpler_questions() -> None:
+    with Stream(EASIER) as stream:
+        block = next(stream)
+    scenes = array_to_scenes(block.scenes)
+    assert {len(scene.objects) for scene in scenes} == {2, 3, 4}
+    assert scenes[:9] == generate_scenes(EASIER, "train", range(9), "cpu")
+    asked = {QUESTION_FAMILIES[q.family].group for few in block.questions for q in few}
+    assert asked == {"zero_hop", "same_relate"}
+
+
+def test_only_an_easier_world_mentions_how_it_differs_from_clevr() -> None:
+    own = {"num_objects": [2, 4], "families": ["zero_hop", "same_relate"]}
+    assert EASIER.deviations == own
+    assert str(EASIER) == "world 1 of 2 to 4 objects with questions of zero_hop, same_relate"
+    record = {"seed": 1, "condition": None, "width": 48, "height": 32, "quality": "fast"}
+    record |= {"questions_per_image": 10}
+    assert EASIER.to_record() == {**record, **own}
+    clevr = World(seed=1, width=48, height=32)
+    assert (clevr.to_record(), str(clevr)) == (record, "world 1")
+
+
 @pytest.mark.parametrize("where", [{"position": -1}, {"shard": (2, 2)}, {"shard": (-1, 2)}])
 def test_a_start_outside_the_stream_is_refused(where: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="there is no block"):
@@ -156,6 +183,11 @@ def test_a_start_outside_the_stream_is_refused(where: dict[str, Any]) -> None:
         ({"questions_per_image": 91}, "`questions_per_image` is 91"),
         ({"quality": "best"}, "`quality` is 'best'"),
         ({"condition": "C"}, "`condition` is 'C'"),
+        ({"num_objects": (0, 3)}, "`num_objects` is 0 3; it must be the smallest and the largest"),
+        ({"num_objects": (4, 3)}, "`num_objects` is 4 3"),
+        ({"num_objects": (3, 11)}, "`num_objects` is 3 11; .* from 1 to 10"),
+        ({"families": ("four_hop",)}, "`families` has 'four_hop'; known are compare_integer, "),
+        ({"families": ("zero_hop",)}, "`questions_per_image` is 10; it must lie between 1 and 6"),
     ],
 )
 def test_settings_that_make_no_world(settings: dict[str, Any], complaint: str) -> None:

@@ -135,6 +135,26 @@ def test_the_generated_world(
     assert place == {"world_seed": 9, "split": "test", "count": 2}
 
 
+def test_an_easier_world(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("macnet.devices.choose_share_of_workers", lambda _: 0)
+    easier = ("--world-num-objects", "2", "3", "--world-families", "zero_hop", "one_hop")
+    size = ("--size", "24x16", "--world-val-images", "3")
+    few = QUICK.replace("--recipe.epochs 2", "--recipe.epochs 0.00001").split()
+    small = SMALL.replace("--size 16x16", "").split()
+    assert main(["train", "--out", "endless", *easier, *size, *small, *few]) == 0
+    own = {"num_objects": [2, 3], "families": ["zero_hop", "one_hop"]}
+    run = metadata_of(here / "endless")["data"]
+    for where in (run["train"], run["val"]["source"]):
+        assert {name: where[name] for name in own} == own
+    world = "world 1 of 2 to 3 objects with questions of zero_hop, one_hop"
+    assert f"training on the generated {world}, without an end" in capsys.readouterr().out
+    assert main(["evaluate", "endless", "--json", "again.json"]) == 0, "there, not in CLEVR's"
+    assert f"\nMAC on val of the generated {world}\n" in capsys.readouterr().out
+    assert json.loads((here / "again.json").read_bytes())["data"] == run["val"]
+
+
 # --- what it goes on from --------------------------------------------------------------------
 
 

@@ -197,3 +197,9 @@ def test_a_world_with_images_of_another_size() -> None:
         InputError, match=r"rendered as \(16, 32, 3\), but .* \(16, 24, 3\) of uint8"
     ):
         TrainingData(World(seed=1, width=32, height=16), beside_the_world())
+
+
+def test_more_questions_about_an_image_than_a_world_has_families() -> None:
+    world = replace(WORLD, families=("zero_hop",), questions_per_image=1)
+    with pytest.raises(InputError, match=r"`recipe.questions` is 7; it must be 6 at most"):
+        opened(TrainingData(world, beside_the_world()), recipe=replace(RECIPE, questions=7))

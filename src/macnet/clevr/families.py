@@ -16,16 +16,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib.resources import files
-from itertools import chain, product
+from itertools import product
 from typing import Any, NamedTuple
 
 from macnet.clevr.program import arity, possible_answers
 from macnet.clevr.scene import ATTRIBUTES, RELATIONS
 
-# In the released order: the index of a family counts through the files, from 0 to 89.
-FILES = (
+# A file for each, in the released order: the index of a family counts through them, from 0 to 89.
+GROUPS = (
     "compare_integer", "comparison", "three_hop", "single_and", "same_relate", "single_or",
     "one_hop", "two_hop", "zero_hop",
 )  # fmt: skip
@@ -131,6 +131,8 @@ class QuestionFamily(NamedTuple):
 
     number: int
     """Index in the released order."""
+    group: str
+    """The file that it is in, one of `GROUPS`."""
     nodes: tuple[TemplateNode, ...]
     relations: tuple[int, ...]
     """Nodes that are a relation alone, which must not be redundant."""
@@ -209,13 +211,19 @@ def _read_pattern(text: str) -> TextPattern:
 
 def _read_families() -> Iterable[QuestionFamily]:
     folder = files("macnet.clevr").joinpath("templates")
-    contents = (json.loads(folder.joinpath(f"{name}.json").read_text()) for name in FILES)
-    for index, template in enumerate(chain.from_iterable(contents)):
+    contents = ((name, json.loads(folder.joinpath(f"{name}.json").read_text())) for name in GROUPS)
+    templates = ((group, template) for group, content in contents for template in content)
+    for index, (group, template) in enumerate(templates):
         nodes = _read_nodes(template)
         texts = tuple(phrases for text in template["texts"] for phrases in _read_text(text))
         answers = possible_answers(nodes[-1].final_function or nodes[-1].function)
         relations = tuple(i for i, node in enumerate(nodes) if node.function == "relate")
-        yield QuestionFamily(index, nodes, relations, texts, answers)
+        yield QuestionFamily(index, group, nodes, relations, texts, answers)
 
 
 QUESTION_FAMILIES = tuple(_read_families())
+
+
+def families_of(groups: Collection[str]) -> tuple[QuestionFamily, ...]:
+    """The families of these groups, in the released order; all of them if no group is given."""
+    return tuple(family for family in QUESTION_FAMILIES if not groups or family.group in groups)

@@ -29,7 +29,7 @@ from macnet.clevr import release
 from macnet.clevr.images import SCENES_PER_RENDER, is_intact_png, render_group, save_image
 from macnet.clevr.parts import count_records, is_part, join_parts, read_part, write_part
 from macnet.clevr.questions import IMAGES_PER_BLOCK
-from macnet.clevr.scene import Condition, from_record, to_record
+from macnet.clevr.scene import MAX_OBJECTS, MIN_OBJECTS, Condition, from_record, to_record
 from macnet.clevr.world import World, generate_questions, generate_scenes
 from macnet.devices import choose_device, choose_workers
 from macnet.errors import InputError
@@ -63,15 +63,20 @@ def generate(
     size: tuple[int, int] = (480, 320),
     condition: Condition | None = None,
     quality: str = "fast",
+    num_objects: tuple[int, int] = (MIN_OBJECTS, MAX_OBJECTS),
+    families: Sequence[str] = (),
     device: str = "auto",
     workers: int | None = None,
 ) -> GeneratedFiles:
     """Generate a world on disk, with so many images in each split; `size` is (width, height).
 
+    Fewer objects, or only some `families` of questions, make a world that is easier than CLEVR.
     The same seed gives the same files on a device, whatever the number of workers. Called again,
     it continues a run that was stopped, and restores missing and damaged files.
     """
-    world = World(seed, condition, *size, quality, questions_per_image)
+    world = World(
+        seed, condition, *size, quality, questions_per_image, num_objects, tuple(families)
+    )
     counts = {"train": train, "val": val, "test": test}
     device = choose_device(device)
     workers = choose_workers(workers, device)
@@ -99,6 +104,7 @@ def generate_world(
         "condition": world.condition,
         "quality": world.quality,
         "questions-per-image": world.questions_per_image,
+        **{name.replace("_", "-"): value for name, value in world.deviations.items()},
     }
     _check_folder(out, settings)
     splits = [_Split(out, world, kind, counts[kind]) for kind in release.SPLITS if counts[kind]]
@@ -147,9 +153,9 @@ def _check_folder(out: Path, settings: Mapping[str, Any]) -> None:
     if found != settings:
         found = found if isinstance(found, dict) else {}
         differences = ", ".join(
-            f"`{name.replace('-', '_')}` {found.get(name)} where {value} is asked for"
-            for name, value in settings.items()
-            if found.get(name) != value
+            f"`{name.replace('-', '_')}` {found.get(name)} where {settings.get(name)} is asked for"
+            for name in {**settings, **found}
+            if found.get(name) != settings.get(name)
         )
         raise InputError(f"{out}: it holds another world ({differences}); give another folder")
 
@@ -166,6 +172,11 @@ class _Split:
     @property
     def name(self) -> str:
         return self.world.split_name(self.kind)
+
+    @property
+    def info(self) -> dict[str, Any]:
+        """What its files say about themselves; of an easier world, how it differs from CLEVR."""
+        return {**release.info_record(self.name), **self.world.deviations}
 
     def files(self) -> dict[str, Path]:
         """The released files, written last: of scenes, if they are released, and of questions."""
@@ -188,11 +199,11 @@ class _Split:
 
     def join(self) -> None:
         for key, path in self.files().items():
-            join_parts(path, self.name, key, [_part(*task, key) for task in self.tasks(key)])
+            join_parts(path, self.info, key, [_part(*task, key) for task in self.tasks(key)])
 
     def is_joined(self) -> bool:
         """Whether its released files are there and complete."""
-        counts = {key: count_records(path, self.name, key) for key, path in self.files().items()}
+        counts = {key: count_records(path, self.info, key) for key, path in self.files().items()}
         return counts.get("scenes", self.count) == self.count and counts["questions"] is not None
 
 

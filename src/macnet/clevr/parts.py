@@ -11,7 +11,6 @@ from typing import Any
 from msgspec import Struct
 from msgspec.json import Decoder
 
-from macnet.clevr.release import info_record
 from macnet.errors import InputError
 from macnet.files import atomic_file
 
@@ -45,18 +44,18 @@ def is_part(path: Path) -> bool:
     return True
 
 
-def _opening(split: str, key: str) -> bytes:
-    return f'{{"info":{json.dumps(info_record(split))},"{key}":['.encode()
+def _opening(info: Mapping[str, Any], key: str) -> bytes:
+    return f'{{"info":{json.dumps(info)},"{key}":['.encode()
 
 
 _CLOSING = b"]}\n"
 
 
-def join_parts(path: Path, split: str, key: str, parts: Sequence[Path]) -> None:
+def join_parts(path: Path, info: Mapping[str, Any], key: str, parts: Sequence[Path]) -> None:
     """Write a released file from its parts, which together may not fit into memory."""
     count = 0
     with atomic_file(path) as file:
-        file.write(_opening(split, key))
+        file.write(_opening(info, key))
         for part in parts:
             for line in read_part(part):
                 file.write(b",\n" if count else b"\n")
@@ -76,7 +75,7 @@ class _Numbered(Struct):
 _NUMBERED = Decoder(_Numbered)
 
 
-def count_records(path: Path, split: str, key: str) -> int | None:
+def count_records(path: Path, info: Mapping[str, Any], key: str) -> int | None:
     """The number of records in a file of `join_parts`; None if it does not exist or is incomplete.
 
     It must have its beginning and end, and between them lines of JSON, numbered without a gap.
@@ -84,7 +83,7 @@ def count_records(path: Path, split: str, key: str) -> int | None:
     count, comma = 0, True
     try:
         with path.open("rb") as file:
-            if file.readline() != _opening(split, key) + b"\n":
+            if file.readline() != _opening(info, key) + b"\n":
                 return None
             for line in file:
                 if line == _CLOSING and not (count and comma):

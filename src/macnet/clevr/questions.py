@@ -70,14 +70,16 @@ class Question(NamedTuple):
 class QuestionGenerator:
     """Generates questions about one scene after another, with balanced answers in every family."""
 
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
-        self._balances = [AnswerBalance(family.answers) for family in QUESTION_FAMILIES]
+    def __init__(
+        self, rng: random.Random, families: Sequence[QuestionFamily] = QUESTION_FAMILIES
+    ) -> None:
+        self._rng, self._families = rng, families
+        self._balances = {family.number: AnswerBalance(family.answers) for family in families}
 
     def generate(self, scene: Scene, count: int = 10) -> list[Question]:
         """Questions of `count` different families; of fewer only if no more fit the scene."""
         choices = SceneChoices(scene)
-        untried = list(QUESTION_FAMILIES)
+        untried = list(self._families)
         questions: list[Question] = []
         while untried and len(questions) < count:
             family = _pop_random(untried, self._rng)

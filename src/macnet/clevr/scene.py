@@ -150,9 +150,11 @@ def sample_scenes(
     rngs: Sequence[random.Random],
     all_visible: Callable[[list[Scene]], Iterable[bool]] | None = None,
     condition: Condition | None = None,
+    num_objects: tuple[int, int] = (MIN_OBJECTS, MAX_OBJECTS),
 ) -> list[Scene]:
     """Sample one scene per generator; objects are resampled until all of them are visible.
 
+    `num_objects` are the smallest and the largest number of objects, which are equally likely.
     `all_visible` tests many scenes at once, because it renders them. Without it, there is no test,
     and objects may occlude each other.
     """
@@ -164,7 +166,7 @@ def sample_scenes(
     counts = []
     scenes: list[Scene] = []
     for rng in rngs:
-        counts.append(rng.randint(MIN_OBJECTS, MAX_OBJECTS))
+        counts.append(rng.randint(*num_objects))
         camera = jittered(CAMERA, CAMERA_JITTER, rng)
         key, fill, back = (jittered(LAMPS[name], LAMP_JITTER, rng) for name in LAMPS)
         scenes.append(Scene((), camera, (key, fill, back)))

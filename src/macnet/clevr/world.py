@@ -24,13 +24,16 @@ from typing import Any, NamedTuple, Self, get_args
 import numpy as np
 import torch
 
-from macnet.clevr.questions import IMAGES_PER_BLOCK, NUM_FAMILIES, Question, QuestionGenerator
+from macnet.clevr.families import GROUPS, QuestionFamily, families_of
+from macnet.clevr.questions import IMAGES_PER_BLOCK, Question, QuestionGenerator
 from macnet.clevr.render import all_visible, check_image_size, check_quality, render
-from macnet.clevr.scene import Condition, Scene, sample_scenes
+from macnet.clevr.scene import MAX_OBJECTS, MIN_OBJECTS, Condition, Scene, sample_scenes
 from macnet.clevr.scene_array import SCENE_DTYPE, array_to_scenes, scenes_to_array
 from macnet.errors import InputError
 from macnet.workers import pool
 
+RELEASED_SIZE = (480, 320)  # width and height of CLEVR's images
+QUESTIONS_PER_IMAGE = 10
 MIN_SIZE = (24, 16)  # in smaller images, hardly any scene would pass the test of visibility
 
 # Blocks that are rendered together. Images are reproducible only in the same group, so this is not
@@ -46,21 +49,60 @@ class World:
 
     seed: int
     condition: Condition | None = None
-    width: int = 480
-    height: int = 320
+    width: int = RELEASED_SIZE[0]
+    height: int = RELEASED_SIZE[1]
     quality: str = "fast"
-    questions_per_image: int = 10
+    questions_per_image: int = QUESTIONS_PER_IMAGE
+    num_objects: tuple[int, int] = (MIN_OBJECTS, MAX_OBJECTS)
+    """The smallest and the largest number of objects in a scene; fewer make an easier world."""
+    families: tuple[str, ...] = ()
+    """Groups of question families, such as "zero_hop"; none stands for all, as in CLEVR."""
 
     def __post_init__(self) -> None:
         check_image_size(self.width, self.height, smallest=MIN_SIZE)
         check_quality(self.quality)
-        if not 1 <= self.questions_per_image <= NUM_FAMILIES:
+        fewest, most = self.num_objects
+        if not 1 <= fewest <= most <= MAX_OBJECTS:
+            raise InputError(
+                f"`num_objects` is {fewest} {most}; it must be the smallest and the largest number "
+                f"of objects in a scene, from 1 to {MAX_OBJECTS}"
+            )
+        for group in self.families:
+            if group not in GROUPS:
+                raise InputError(f"`families` has {group!r}; known are {', '.join(GROUPS)}")
+        count = len(self.question_families)
+        if not 1 <= self.questions_per_image <= count:
             raise InputError(
                 f"`questions_per_image` is {self.questions_per_image}; it must lie between 1 and "
-                f"{NUM_FAMILIES}, because each question of an image is of a different family"
+                f"{count}, because each question of an image is of a different family"
             )
         if self.condition not in (None, *get_args(Condition)):
             raise InputError(f"`condition` is {self.condition!r}; it must be A or B")
+
+    @property
+    def question_families(self) -> tuple[QuestionFamily, ...]:
+        """The families that its questions are of."""
+        return families_of(self.families)
+
+    @property
+    def deviations(self) -> dict[str, list[Any]]:
+        """The settings in which its scenes and questions are not CLEVR's, which files mention."""
+        own = {"num_objects": self.num_objects, "families": self.families}
+        clevr = {"num_objects": (MIN_OBJECTS, MAX_OBJECTS), "families": ()}
+        return {name: list(value) for name, value in own.items() if value != clevr[name]}
+
+    def to_record(self) -> dict[str, Any]:
+        """All settings, for the metadata of a run; deviations from CLEVR only if there are any."""
+        own = {"num_objects", "families"}
+        return {k: v for k, v in vars(self).items() if k not in own} | self.deviations
+
+    def __str__(self) -> str:
+        name = f"world {self.seed}"
+        if "num_objects" in self.deviations:
+            name += " of {} to {} objects".format(*self.num_objects)
+        if "families" in self.deviations:
+            name += f" with questions of {', '.join(self.families)}"
+        return name
 
     def split_name(self, split: str) -> str:
         """Released name of a split: in CoGenT, with the condition ("trainA")."""
@@ -78,6 +120,7 @@ def generate_scenes(
         [_scene_rng(world, split, i) for i in indices],
         lambda scenes: all_visible(scenes, world.width, world.height, device),
         world.condition,
+        world.num_objects,
     )
 
 
@@ -86,7 +129,7 @@ def generate_questions(
 ) -> list[list[Question]]:
     """The questions about each scene of a block; its first scene must come first."""
     seed = f"{world.seed}/{world.split_name(split)}/questions/{block}"
-    generator = QuestionGenerator(random.Random(seed))
+    generator = QuestionGenerator(random.Random(seed), world.question_families)
     return [generator.generate(scene, world.questions_per_image) for scene in scenes]
 
 
@@ -291,7 +334,8 @@ def _sample_candidates(
             sampled += scenes
             return [len(sampled) == 2 * rejected + 1]
 
-        sample_scenes([_scene_rng(world, split, index)], is_last, world.condition)
+        rng = _scene_rng(world, split, index)
+        sample_scenes([rng], is_last, world.condition, world.num_objects)
         candidates += sampled[rejected:]
     return scenes_to_array(candidates)
 

@@ -14,6 +14,10 @@ from rich.table import Table
 from macnet.cli.options import Data, Device, File, Out, Size, Workers, read_size
 
 Quality = Literal["fast", "fine"]
+NumObjects = Annotated[tuple[int, int], tyro.conf.arg(metavar="MIN MAX")]
+Families = Annotated[
+    tuple[str, ...], tyro.conf.arg(metavar="GROUP [GROUP ...]", help_behavior_hint="")
+]
 SizeOrNone = Annotated[str | None, tyro.conf.arg(metavar="WIDTHxHEIGHT", help_behavior_hint="")]
 ScenesJson = Annotated[Path, tyro.conf.arg(metavar="SCENES_JSON")]
 OutPng = Annotated[Path, tyro.conf.arg(metavar="OUT.png")]
@@ -32,6 +36,8 @@ def generate(
         Literal["A", "B"] | None, tyro.conf.arg(metavar="A|B", help_behavior_hint="")
     ] = None,
     quality: Quality = "fast",
+    num_objects: NumObjects = (3, 10),
+    families: Families = (),
     device: Device = "auto",
     workers: Workers = None,
 ) -> None:
@@ -51,6 +57,9 @@ def generate(
         size: Size of the images in pixels.
         condition: CoGenT condition: the colors of cubes and cylinders; splits are called trainA, …
         quality: Quality of the images: fast for training, fine for looking at.
+        num_objects: Smallest and largest number of objects in a scene; fewer make an easier world.
+        families: Only these groups of question families: zero_hop, one_hop, two_hop, three_hop,
+            single_and, single_or, same_relate, comparison, compare_integer. By default all.
         device: Device to render on; auto is a GPU if there is one.
         workers: Number of processes; by default the number of cores, on a GPU at most 8.
     """
@@ -59,7 +68,8 @@ def generate(
     start = time.monotonic()
     world = run(
         out, train=train, val=val, test=test, seed=seed, questions_per_image=questions_per_image,
-        size=read_size(size), condition=condition, quality=quality, device=device, workers=workers,
+        size=read_size(size), condition=condition, quality=quality, num_objects=num_objects,
+        families=families, device=device, workers=workers,
     )  # fmt: skip
     if world.was_complete:
         print(f"{out}: this world is finished already; nothing to do")

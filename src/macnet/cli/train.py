@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 MANY_WEIGHTS = 5_000_000  # of which a CPU would take days to learn anything
 ADVANCED = (
     *("val_split", "val_images", "vocabulary", "tokenizer", "min_count", "skip_missing"),
-    *("replay_share", "world_seed", "world_val_images", "compile", "subset_images"),
+    *("replay_share", "world_seed", "world_val_images", "world_num_objects", "world_families"),
+    *("compile", "subset_images"),
     *("save_every", "capture", "model", "recipe_changes"),
 )
 """Arguments that only `--help-all` shows."""
@@ -28,6 +29,7 @@ METAVARS = {
     **{"ablation": "ROW", "out": "RUN", "cache": "DIR", "overrides": "FILE", "vocabulary": "FILE"},
     **{"subset_questions": "SHARE", "subset_images": "SHARE", "save_every": "SECONDS"},
     **{"device": "auto|cpu|cuda", "programs": "NUMBER|all"},
+    **{"world_num_objects": "MIN MAX", "world_families": "GROUP [GROUP ...]"},
 }
 
 
@@ -154,7 +156,7 @@ def _describe(trainer: Trainer, recipe_name: str) -> None:
                 + (f"; {left_out:,} are left out, their images are missing" if left_out else "")
             )
         elif dataset is not None:
-            print(f"{what} the generated world {dataset.seed}, without an end")
+            print(f"{what} the generated {dataset}, without an end")
     sys.stdout.flush()
     if trainer.device.type == "cpu" and size > MANY_WEIGHTS:  # on stderr, for it is no result
         print(

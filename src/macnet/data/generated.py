@@ -9,7 +9,6 @@ if __name__ == "__main__":  # workers are spawned, and import this file again
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -72,7 +71,7 @@ def pack_generated(
             save_array(out / f"{name}.npy", column)
 
     recipe = {
-        "world": asdict(world),
+        "world": world.to_record(),
         "split": split,
         "count": images,
         "vocabulary": vocabulary.to_record(),
@@ -80,9 +79,9 @@ def pack_generated(
     made = cached_pack(cache, "world", recipe, make)
     columns = QuestionArrays(**{name: a for name, a in made.arrays.items() if name != "pixels"})
     metadata = {
-        "questions": f"{split} of the generated world {world.seed}",
+        "questions": f"{split} of the generated {world}",
         "images": f"the first {images:,}",
-        "world": asdict(world),
+        "world": world.to_record(),
         "packs": [made.folder.name],
         "words": str(OOVCounter(len(columns))),
         "origin": "generated",

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from macnet.clevr.families import families_of
 from macnet.clevr.release import image_name, read_scenes, scenes_file
-from macnet.clevr.scene import Scene
-from macnet.clevr.world import World, generate_scenes
+from macnet.clevr.scene import MAX_OBJECTS, MIN_OBJECTS, Scene
+from macnet.clevr.world import QUESTIONS_PER_IMAGE, RELEASED_SIZE, World, generate_scenes
 from macnet.data.dataset import Dataset, Subset
 from macnet.data.generated import pack_generated
 from macnet.data.pack import pack_split
@@ -89,17 +90,19 @@ class GeneratedDataset:
     world_seed: int
     split: str
     count: int
+    num_objects: tuple[int, int] = (MIN_OBJECTS, MAX_OBJECTS)
+    families: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return (
             f"questions about the first {self.count:,} images of {self.split} of the generated "
-            f"world {self.world_seed}"
+            f"{self.world(RELEASED_SIZE)}"
         )
 
     def open(self, vocabulary: Vocabulary, options: LoadOptions) -> Dataset:
         """The dataset, in a vocabulary that has all the words of the world."""
         dataset = pack_generated(
-            self._world(options),
+            self.world(options.size),
             vocabulary,
             split=self.split,
             images=self.count,
@@ -107,16 +110,29 @@ class GeneratedDataset:
             device=options.device,
             workers=options.workers,
         )
-        return replace(dataset, metadata={**dataset.metadata, "source": vars(self).copy()})
+        return replace(dataset, metadata={**dataset.metadata, "source": self.to_record()})
 
     def scenes(self, images: Sequence[int], options: LoadOptions) -> dict[int, Scene]:
         """The scenes of images, by id; they are generated again."""
-        scenes = generate_scenes(self._world(options), self.split, images, options.device)
+        scenes = generate_scenes(self.world(options.size), self.split, images, options.device)
         return dict(zip(images, scenes, strict=True))
 
-    def _world(self, options: LoadOptions) -> World:
-        width, height = options.size
-        return World(self.world_seed, width=width, height=height)
+    def to_record(self) -> dict[str, Any]:
+        """What `reopen` needs; deviations from CLEVR only if there are any."""
+        counts = {"world_seed": self.world_seed, "split": self.split, "count": self.count}
+        return {**counts, **self.world(RELEASED_SIZE).deviations}
+
+    def world(self, size: tuple[int, int]) -> World:
+        """The world, with images of this width and height."""
+        width, height = size
+        return World(
+            self.world_seed,
+            width=width,
+            height=height,
+            questions_per_image=min(QUESTIONS_PER_IMAGE, len(families_of(self.families))),
+            num_objects=self.num_objects,
+            families=self.families,
+        )
 
 
 def reopen(metadata: Mapping[str, Any]) -> tuple[DiskDataset | GeneratedDataset, list[Subset]]:
@@ -129,7 +145,9 @@ def reopen(metadata: Mapping[str, Any]) -> tuple[DiskDataset | GeneratedDataset,
             paths = {"data": Path(source["data"]), "images": images}
             types = metadata.get("question_types")
             return DiskDataset(**{**source, **paths}, question_types=types), subsets
-        return GeneratedDataset(**source), subsets
+        # (What JSON has made a list of.)
+        tuples = {name: tuple(v) for name, v in source.items() if isinstance(v, list)}
+        return GeneratedDataset(**{**source, **tuples}), subsets
     except (TypeError, ValueError, LookupError):
         raise InputError(
             "the run does not say where the data is that it was validated on; give `data`"

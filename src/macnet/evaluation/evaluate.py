@@ -220,7 +220,7 @@ def _hint_at_all(trained: TrainedNetwork, source: DiskDataset | GeneratedDataset
     whole = trained.metadata["data"]["val"].get("source")
     if isinstance(source, GeneratedDataset) and isinstance(whole, dict):
         count = whole.get("count", 0)
-        if whole == {**vars(source), "count": count} and source.count < count:
+        if whole == {**source.to_record(), "count": count} and source.count < count:
             return f"; `world_images` {count} is all that it was validated on"
     return ""
 

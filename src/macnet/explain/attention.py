@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -45,7 +45,7 @@ class AttentionReport:
         """The report for JSON."""
         return {
             **self.network.to_record(),
-            "data": {"questions": self._name, "world": asdict(self.world)},
+            "data": {"questions": self._name, "world": self.world.to_record()},
             "device": self.device,
             "seconds": self.seconds,
             "attention": self.agreement.to_record(),

@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 
 from macnet.checkpoint import TrainedNetwork
+from macnet.clevr.scene import MAX_OBJECTS, MIN_OBJECTS
 from macnet.clevr.world import World
 from macnet.data.dataset import Subset
 from macnet.data.endless import world_texts
@@ -24,7 +25,10 @@ from macnet.training.training_data import TrainingData
 Location = str | PathLike[str]
 
 
-WORLD_OPTIONS = ("world_seed", "world_images", "world_val_images", "compile")
+WORLD_OPTIONS = (
+    *("world_seed", "world_images", "world_val_images", "world_num_objects", "world_families"),
+    "compile",
+)
 DISK_OPTIONS = (
     *("split", "val", "val_split", "images", "val_images", "vocabulary", "tokenizer", "min_count"),
     *("skip_missing", "replay", "replay_share"),
@@ -49,6 +53,8 @@ class DataOptions:
     world_seed: int = 1
     world_images: int | None = None
     world_val_images: int = 1000
+    world_num_objects: tuple[int, int] = (MIN_OBJECTS, MAX_OBJECTS)
+    world_families: tuple[str, ...] = ()
     compile: bool = False
     subset_questions: float | None = None
     subset_images: float | None = None
@@ -95,12 +101,18 @@ def _open_world(
     options: DataOptions, start: TrainedNetwork | None, load: LoadOptions
 ) -> TrainingData:
     words = Vocabulary.build(world_texts()) if start is None else start.vocabulary
-    seed, (width, height) = options.world_seed, load.size
-    val = GeneratedDataset(seed, "val", options.world_val_images).open(words, load)
+    val = GeneratedDataset(
+        options.world_seed,
+        "val",
+        options.world_val_images,
+        options.world_num_objects,
+        tuple(options.world_families),
+    )
+    validated = val.open(words, load)
     if options.world_images is None:
-        return TrainingData(World(seed, width=width, height=height), val)
-    train = GeneratedDataset(seed, "train", options.world_images).open(words, load)
-    return TrainingData(train, val)
+        return TrainingData(val.world(load.size), validated)
+    train = replace(val, split="train", count=options.world_images)
+    return TrainingData(train.open(words, load), validated)
 
 
 def _open_disk(

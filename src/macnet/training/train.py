@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from macnet import devices, distributed
 from macnet.checkpoint import TrainedNetwork, load_trained
+from macnet.clevr.scene import MAX_OBJECTS, MIN_OBJECTS
 from macnet.data.sources import LoadOptions
 from macnet.errors import InputError
 from macnet.evaluation.accuracy import Results
@@ -89,6 +90,8 @@ def train(
     world_seed: int = 1,
     world_images: int | None = None,
     world_val_images: int = 1000,
+    world_num_objects: tuple[int, int] = (MIN_OBJECTS, MAX_OBJECTS),
+    world_families: tuple[str, ...] = (),
     compile: bool = False,
     size: tuple[int, int] | None = None,
     subset_questions: float | None = None,
@@ -137,6 +140,9 @@ def train(
         world_seed: The seed of the generated world.
         world_images: Train on so many generated images; by default every image is new.
         world_val_images: Validate on so many generated images.
+        world_num_objects: The smallest and the largest number of objects in a generated scene.
+        world_families: Generate questions of these groups of families only, such as zero_hop and
+            one_hop; `macnet generate --help` lists them.
         compile: Compile the renderer of the endless world: it takes minutes, then is faster.
         size: Width and height of images in pixels; by default 128x128, or as in `start`.
         subset_questions: Train on a share of the questions, such as 0.1, as the paper does.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from typing import Any
@@ -126,6 +126,11 @@ class TrainingData:
                     "augmented"
                 )
         train = self.train
+        if isinstance(train, World) and recipe.questions > (most := len(train.question_families)):
+            raise InputError(
+                f"`recipe.questions` is {recipe.questions}; it must be {most} at most, because "
+                f"each question about an image of the world is of another of its {most} families"
+            )
         if subset is not None:
             if isinstance(train, World):
                 raise InputError("an endless world has no subset; give `world_images`")
@@ -154,7 +159,7 @@ class TrainingData:
 
     def to_record(self) -> dict[str, Any]:
         """The metadata of the datasets, for the metadata of a run."""
-        train = asdict(self.train) if isinstance(self.train, World) else self.train.metadata
+        train = self.train.to_record() if isinstance(self.train, World) else self.train.metadata
         replay = self.replay and {"share": self.replay_share, **self.replay.metadata}
         return {"train": train, "val": self.val.metadata, "replay": replay}
 
