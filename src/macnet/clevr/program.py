@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, Literal
 
-from macnet.clevr.scene import ATTRIBUTES, RELATIONS, Scene
+from macnet.clevr.scene import ATTRIBUTES, MAX_OBJECTS, RELATIONS, Scene, related_objects
 
 Node = dict[str, Any]
 """A function of a program, in the released schema."""
@@ -34,26 +34,33 @@ class NotUniqueError(ValueError):
     """A program applies `unique` to no object, or to several."""
 
 
+_VALUES = tuple(chain.from_iterable(ATTRIBUTES.values()))
+
+
 class SceneIndex:
     """A scene indexed for programs; sets of objects are bitmasks, with bit i for object i."""
 
     __slots__ = ("all_objects", "objects_with", "related", "values")
 
     def __init__(self, scene: Scene) -> None:
-        bits = [1 << i for i in range(len(scene.objects))]
-        self.all_objects = sum(bits)
+        objects = scene.objects
+        self.all_objects = (1 << len(objects)) - 1
         # Attribute → its value for each object.
-        self.values = {name: [getattr(o, name) for o in scene.objects] for name in ATTRIBUTES}
-        # Value → the objects that have it; no two attributes share a value.
-        self.objects_with = {value: 0 for values in ATTRIBUTES.values() for value in values}
-        for values in self.values.values():
-            for value, bit in zip(values, bits, strict=True):
-                self.objects_with[value] |= bit
-        # Relation → for each object, the objects that are in this relation to it.
-        self.related = {
-            name: [sum([bits[j] for j in others]) for others in scene.relationships[name]]
-            for name in RELATIONS
+        self.values = {
+            "size": [o.size for o in objects],
+            "color": [o.color for o in objects],
+            "material": [o.material for o in objects],
+            "shape": [o.shape for o in objects],
         }
+        # Value → the objects that have it; no two attributes share a value.
+        self.objects_with = dict.fromkeys(_VALUES, 0)
+        for values in self.values.values():
+            bit = 1
+            for value in values:
+                self.objects_with[value] |= bit
+                bit <<= 1
+        # Relation → for each object, the objects that are in this relation to it.
+        self.related = related_objects([(o.x, o.y) for o in scene.objects])
 
 
 # --- the executor ----------------------------------------------------------------------------
@@ -140,8 +147,6 @@ def answer(program: Iterable[Mapping[str, Any]], scene: Scene) -> str:
 
 # --- question types and possible answers -----------------------------------------------------
 
-_NUMBERS = tuple(str(n) for n in range(11))
-
 # Last function of a program → question type, as in the paper's tables.
 QUESTION_TYPE_OF: Mapping[str, QuestionType] = {
     "count": "Count",
@@ -159,14 +164,19 @@ def question_type(program: Sequence[Mapping[str, Any]]) -> QuestionType:
     return QUESTION_TYPE_OF[program[-1]["function"]]
 
 
-def possible_answers(last_function: str) -> tuple[str, ...]:
-    """All answers of programs that end in this function."""
+def possible_outputs(last_function: str) -> tuple[Output, ...]:
+    """All outputs of programs that end in this function."""
     type_ = QUESTION_TYPE_OF[last_function]
     if type_ == "Count":
-        return _NUMBERS
+        return tuple(range(MAX_OBJECTS + 1))
     if type_ == "Query Attribute":
         return ATTRIBUTES[last_function.removeprefix("query_")]
-    return "yes", "no"
+    return True, False
+
+
+def possible_answers(last_function: str) -> tuple[str, ...]:
+    """All answers of programs that end in this function."""
+    return tuple(map(to_answer, possible_outputs(last_function)))
 
 
 # --- well-formed programs --------------------------------------------------------------------

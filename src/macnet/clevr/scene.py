@@ -31,6 +31,7 @@ MIN_OBJECTS, MAX_OBJECTS = 3, 10
 HALF_FLOOR = 3.0  # objects are centred within ±3 in x and y
 MIN_GAP = 0.25  # between the bounding circles of two objects
 MARGIN = 0.4  # between two objects along each direction, so that "left of" is never ambiguous
+MIN_OFFSET = 0.2  # along a direction, from which on an object is "left of" another
 MAX_TRIES = 50  # to place one object, before the whole scene is sampled again
 MAX_REPROJECTION_ERROR = 2.0  # of a fitted camera, in pixels
 MIN_VISIBLE_SHARE = 200 / (480 * 320)  # of the image's pixels, that every object must cover
@@ -92,19 +93,39 @@ class Scene:
     @cached_property
     def relationships(self) -> dict[str, list[list[int]]]:
         """relationships["left"][i] lists the objects to the left of object i."""
+        masks = related_objects([(o.x, o.y) for o in self.objects])
         return {
             name: [
-                [j for j, b in enumerate(self.objects) if j != i and _along(a, b, name) > 0.2]
-                for i, a in enumerate(self.objects)
+                [j for j in range(len(self.objects)) if others >> j & 1] for others in masks[name]
             ]
             for name in ("right", "behind", "front", "left")
         }
 
 
-def _along(a: Object, b: Object, direction: str) -> float:
-    """Distance from a to b along a direction."""
-    dx, dy, _ = DIRECTIONS[direction]
-    return (b.x - a.x) * dx + (b.y - a.y) * dy
+def related_objects(positions: Sequence[tuple[float, float]]) -> dict[str, list[int]]:
+    """Relation → for each object, the objects in this relation to it: bit j for object j."""
+    (right_x, right_y, _), (behind_x, behind_y, _) = DIRECTIONS["right"], DIRECTIONS["behind"]
+    count = len(positions)
+    left, right, front, behind = ([0] * count for _ in RELATIONS)
+    for i, (x, y) in enumerate(positions):
+        for j in range(i):
+            dx, dy = positions[j][0] - x, positions[j][1] - y
+            along_right = dx * right_x + dy * right_y
+            along_behind = dx * behind_x + dy * behind_y
+            # What is to the right of something has that to its left, at the same distance.
+            if along_right > MIN_OFFSET:
+                right[i] |= 1 << j
+                left[j] |= 1 << i
+            elif along_right < -MIN_OFFSET:
+                left[i] |= 1 << j
+                right[j] |= 1 << i
+            if along_behind > MIN_OFFSET:
+                behind[i] |= 1 << j
+                front[j] |= 1 << i
+            elif along_behind < -MIN_OFFSET:
+                front[i] |= 1 << j
+                behind[j] |= 1 << i
+    return {"left": left, "right": right, "front": front, "behind": behind}
 
 
 # --- sampling scenes -------------------------------------------------------------------------
