@@ -19,7 +19,7 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from macnet.clevr.scene import ATTRIBUTES, MAX_OBJECTS, RELATIONS, Scene, related_objects
 
@@ -44,23 +44,33 @@ class SceneIndex:
 
     def __init__(self, scene: Scene) -> None:
         objects = scene.objects
-        self.all_objects = (1 << len(objects)) - 1
-        # Attribute → its value for each object.
-        self.values = {
+        values = {
             "size": [o.size for o in objects],
             "color": [o.color for o in objects],
             "material": [o.material for o in objects],
             "shape": [o.shape for o in objects],
         }
-        # Value → the objects that have it; no two attributes share a value.
+        self._set(values, related_objects([(o.x, o.y) for o in objects]))
+
+    @classmethod
+    def from_columns(cls, values: dict[str, list[str]], related: dict[str, list[int]]) -> Self:
+        """The index of a scene of which only these two attributes are known."""
+        index = cls.__new__(cls)
+        index._set(values, related)
+        return index
+
+    def _set(self, values: dict[str, list[str]], related: dict[str, list[int]]) -> None:
+        self.values = values
+        """Attribute → its value for each object."""
+        self.related = related
+        """Relation → for each object, the objects that are in this relation to it."""
+        self.all_objects = (1 << len(values["size"])) - 1
+        # (No two attributes share a value.)
         self.objects_with = dict.fromkeys(_VALUES, 0)
-        for values in self.values.values():
-            bit = 1
-            for value in values:
-                self.objects_with[value] |= bit
-                bit <<= 1
-        # Relation → for each object, the objects that are in this relation to it.
-        self.related = related_objects([(o.x, o.y) for o in scene.objects])
+        """Value → the objects that have it."""
+        for column in values.values():
+            for i, value in enumerate(column):
+                self.objects_with[value] |= 1 << i
 
 
 # --- the executor ----------------------------------------------------------------------------
