@@ -32,7 +32,7 @@ NO_CHOICE: Choice = (0, 0)
 # Every choice exists once, and pools hold references to it: relation → description → choice.
 _CHOICES = [[(r, d) for d in range(len(DESCRIPTIONS))] for r in range(len(RELATIONS))]
 # Nodes whose choices do not depend on the scene: a relation alone, or a value of one attribute.
-_FIXED_CHOICES = {
+_FIXED_CHOICES: Mapping[str, list[Choice]] = {
     "relate": [of_relation[EMPTY_DESCRIPTION] for of_relation in _CHOICES],
     **{
         f"filter_{name}": [c for c in _CHOICES[0] if ATTRIBUTE_BITS[c[1]] == 1 << i]
@@ -52,22 +52,21 @@ FINAL_OUTPUT: Mapping[str, Callable[[int], Output]] = {
 class Choices:
     """The choices of a node, given the output of its input."""
 
-    __slots__ = ("_final_function", "_matched", "_outputs", "domains", "num_rare", "pool", "rare")
+    __slots__ = ("_final_function", "_matched", "_outputs", "domains", "pool", "rare")
 
     def __init__(
         self,
         final_function: str,
         domains: list[int],
         matched: list[int],
-        common: list[Choice],
+        pool: list[Choice | None],
         rare: list[Choice],
-        num_rare: int = 0,
     ) -> None:
         self.domains = domains
         """Relation → the objects among which a description selects."""
-        self.pool: list[Choice | None] = [*common, *[None] * num_rare]
+        self.pool = pool
         """Common choices, and None once for each rare choice that may be sampled."""
-        self.rare, self.num_rare = rare, num_rare
+        self.rare = rare
         self._final_function, self._matched = final_function, matched
         self._outputs: set[Output] | None = None
 
@@ -116,16 +115,17 @@ class SceneChoices:
     def for_node(self, node: TemplateNode, source: Output) -> Choices:
         """The choices of a node whose first input has the output `source`."""
         key = node.function, source
-        if key not in self._choices_of:
-            self._choices_of[key] = self._find(node, int(source))
-        return self._choices_of[key]
+        choices = self._choices_of.get(key)
+        if choices is None:
+            choices = self._choices_of[key] = self._find(node, int(source))
+        return choices
 
     def _find(self, node: TemplateNode, source: int) -> Choices:
         final = node.final_function
         domains = [related[source] for related in self._related] if node.has_relation else [source]
         if node.function in _FIXED_CHOICES:
             choices = _FIXED_CHOICES[node.function]
-            return Choices(final, domains, [self.matching[d] for _, d in choices], choices, [])
+            return Choices(final, domains, [self.matching[d] for _, d in choices], [*choices], [])
         if node.has_relation:
             return self._relations_and_descriptions(domains, final)
         return self._descriptions(source, final)
@@ -136,7 +136,7 @@ class SceneChoices:
         Those mostly match nothing, so that the answers "no" and "0" are not rare.
         """
         by_objects = self._by_objects[0]
-        single = [
+        single: list[Choice | None] = [
             choice
             for objects, choices in by_objects
             if (objects & source).bit_count() == 1
@@ -144,15 +144,15 @@ class SceneChoices:
         ]
         if final_function == "unique":
             return Choices(final_function, [source], self.matched, single, [])
-        common = [choice for _, choices in by_objects for choice in choices]
-        if not final_function:  # an operand of "or" must not be empty
-            common = [choice for choice in common if choice[1] != EMPTY_DESCRIPTION]
-        extras = len(common) if final_function == "exist" else len(single)
-        return Choices(final_function, [source], [*self.matched, 0], common, _CHOICES[0], extras)
+        common: list[Choice | None] = [choice for _, choices in by_objects for choice in choices]
+        if common and not final_function:  # an operand of "or" must not be empty
+            common.remove(_CHOICES[0][EMPTY_DESCRIPTION])
+        common += [None] * len(common if final_function == "exist" else single)
+        return Choices(final_function, [source], [*self.matched, 0], common, _CHOICES[0])
 
     def _relations_and_descriptions(self, domains: list[int], final_function: str) -> Choices:
         """Pairs of a relation and a description, given the objects that are in each relation."""
-        informative: list[Choice] = []
+        informative: list[Choice | None] = []
         trivial: list[Choice] = []
         unique = final_function == "unique"
         for domain, by_objects in zip(domains, self._by_objects, strict=True):
@@ -165,5 +165,5 @@ class SceneChoices:
                 elif selected or final_function:
                     informative += choices
         extras = round(len(informative) * TRIVIAL_SHARE / (1 - TRIVIAL_SHARE))
-        num_rare = min(extras, len(trivial))
-        return Choices(final_function, domains, self.matched, informative, trivial, num_rare)
+        informative += [None] * min(extras, len(trivial))
+        return Choices(final_function, domains, self.matched, informative, trivial)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from itertools import chain, product
 from typing import Any, NamedTuple
@@ -95,7 +96,8 @@ RELATION_PHRASES = tuple(_with_synonyms([relation]) for relation in RELATIONS)
 # --- families --------------------------------------------------------------------------------
 
 
-class TemplateNode(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TemplateNode:
     """A node of a program template, which expands to one or more released functions."""
 
     function: str
@@ -124,7 +126,8 @@ class TextPattern(NamedTuple):
     """The pattern without "other", for descriptions A and B that conflict."""
 
 
-class QuestionFamily(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class QuestionFamily:
     """A question family: a program template and its texts."""
 
     number: int

@@ -81,13 +81,14 @@ class TemplateInstance(NamedTuple):
     def program(self) -> Program:
         """The functional program in the released schema, root last."""
         program: Program = []
-        ends: list[int] = []  # template node → index of its last function in the program
+        stack: list[int] = []  # the nodes are in postfix order: each takes its inputs from here
         for node, choice in zip(QUESTION_FAMILIES[self.family].nodes, self.choices, strict=True):
-            inputs = [ends[i] for i in node.inputs]
+            first = len(stack) - len(node.inputs)
+            inputs = stack[first:]
             for function, values in node_functions(node.function, choice):
                 program.append({"function": function, "inputs": inputs, "value_inputs": [*values]})
                 inputs = [len(program) - 1]
-            ends += inputs
+            stack[first:] = inputs
         return program
 
     def to_question(self) -> Question:

@@ -96,18 +96,18 @@ class TemplateSearch:
     def fill(self, s: int = 0) -> bool:
         """Fill the slots of step s and of all steps after it; false if that is impossible."""
         step, scene, outputs, rng = self._steps[s], self._scene, self.outputs, self._rng
-        node, final_output, is_last = step.node, step.final_output, step.is_last
+        k, node, final_output, is_last = step.k, step.node, step.final_output, step.is_last
         choices = scene.for_node(node, outputs[step.source])
         wanted = self._wanted_sets(step) if is_last and self._relations else None
         if wanted is not None and not wanted:
-            skip_draws(len(choices.pool) + choices.num_rare, rng)
+            skip_draws(len(choices.pool) + choices.pool.count(None), rng)
             return False
         failed = set() if node.differs_from is None else {outputs[node.differs_from]}
         domains, matching, forbidden = choices.domains, scene.matching, node.forbidden
-        pool, rare, left = choices.pool.copy(), choices.rare, len(choices.pool)
+        draw, pool, rare, left = rng.random, choices.pool.copy(), choices.rare, len(choices.pool)
         while left:
             # (As in `pop_random`, of which there are too many here to call it.)
-            i = int(rng.random() * left)
+            i = int(draw() * left)
             left -= 1
             choice, pool[i] = pool[i], pool[left]
             if choice is None:
@@ -123,7 +123,7 @@ class TemplateSearch:
             output = final_output(domains[relation] & matched)
             if output in failed:  # as all choices with the same output do
                 continue
-            outputs[step.k], self.choices[step.k] = output, choice
+            outputs[k], self.choices[k] = output, choice
             for j, run in step.followers:
                 outputs[j] = run(scene.index, outputs)
             if is_last:
