@@ -134,7 +134,7 @@ class QuestionFamily:
     """Index in the released order."""
     nodes: tuple[TemplateNode, ...]
     relations: tuple[int, ...]
-    """Nodes that are a relation alone, which must not be redundant."""
+    """The two nodes, if any, that are a relation alone; neither may be redundant."""
     texts: tuple[tuple[TextPattern, ...], ...]
     """Equally likely texts, each with equally likely patterns: with and without optional words."""
     outputs: tuple[Output, ...]

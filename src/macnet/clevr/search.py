@@ -163,16 +163,18 @@ class TemplateSearch:
         excludes. Otherwise, the answer would be the same without that one.
         """
         outputs, final_output = self.outputs, step.final_output
+        first, second = self._relations
         both = outputs[step.source]
-        first, second = (outputs[k] & ~both for k in self._relations)
-        if not first or not second:
+        # What only the second relation excludes, and what only the first one does.
+        only_first, only_second = outputs[first] & ~both, outputs[second] & ~both
+        if not only_first or not only_second:
             return set()
         unique = step.node.final_function == "unique"
         return {
             matched
             for matched in self._scene.matched
-            if matched & first
-            and matched & second
+            if matched & only_first
+            and matched & only_second
             and (not unique or (matched & both).bit_count() == 1)
             and self._is_allowed(step, final_output(matched & both))
         }

@@ -3,8 +3,8 @@
     text = pattern % phrases                       "How many %s are there?" % ("red cubes",)
     ids = pattern_ids[pattern] % phrase_ids        the same format, with ids in place of words
 
-A row of ids is as `tokenize_question` would make it from the question written out, but in a
-fraction of the time; workers that feed a GPU have no more.
+The ids are those of the question written out and tokenized (`BlockEncoder.encode_texts`), in a
+fraction of the time: a GPU learns faster than workers could write and read texts.
 """
 
 from __future__ import annotations
