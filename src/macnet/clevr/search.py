@@ -129,11 +129,7 @@ class TemplateSearch:
             if is_last:
                 if outputs[-1] in self._allowed:
                     return True
-                # Before more choices are drawn in vain, see which outputs will do.
                 failed |= self._disallowed(step, choices)
-                if choices.outputs <= failed:
-                    skip_draws(left + pool[:left].count(None), rng)
-                    return False
             else:
                 state = s, step.live_outputs(outputs)
                 if state not in self._dead_ends:
@@ -141,6 +137,9 @@ class TemplateSearch:
                         return True
                     self._dead_ends.add(state)
                 failed.add(output)
+            if choices.outputs <= failed:  # all other choices would be drawn in vain
+                skip_draws(left + pool[:left].count(None), rng)
+                return False
         return False
 
     def _disallowed(self, step: SearchStep, choices: Choices) -> set[Output]:
