@@ -18,9 +18,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from macnet.clevr.families import QUESTION_FAMILIES
-from macnet.clevr.program import NotUniqueError, QuestionType, question_type, to_prefix
+from macnet.clevr.program import (
+    NotUniqueError,
+    QuestionType,
+    SceneIndex,
+    execute,
+    question_type,
+    to_prefix,
+)
 from macnet.clevr.questions import IMAGES_PER_BLOCK, NUM_FAMILIES, Question, QuestionGenerator
 from macnet.clevr.scene import Object, Scene, sample_scenes
+from macnet.clevr.search import skip_draws
 from naive_program import naive_answer, naive_output, scenes
 from real_clevr import real_clevr
 
@@ -138,6 +146,41 @@ def test_answers_are_their_programs_run_by_the_book(scene: Scene, seed: int) -> 
     assert len({q.family for q in questions}) == len(questions) == 10
     for q in questions:
         assert q.answer == naive_answer(q.program, scene)
+
+
+def test_what_the_search_finds_is_what_the_executor_answers() -> None:
+    """The search runs programs as it goes; but the executor is the only source of answers."""
+    generator = QuestionGenerator(random.Random(8))
+    for scene in sample(25, "executor"):
+        index = SceneIndex(scene)
+        for found in generator.instantiate(index, count=90):
+            assert found.answer == execute(found.program, index), found
+
+
+def test_questions_are_the_instances_written_out() -> None:
+    one, other = (QuestionGenerator(random.Random(9)) for _ in range(2))
+    for scene in sample(25, "written"):
+        written = [found.to_question() for found in one.instantiate(SceneIndex(scene))]
+        assert written == other.generate(scene)
+
+
+def test_relations_alone_are_two_and_intersect_before_the_last_slot() -> None:
+    """The search relies on that where it looks for redundant relations."""
+    for family in QUESTION_FAMILIES:
+        if family.relations:
+            *_, last = (node for node in family.nodes if node.slots)
+            assert family.nodes[last.inputs[0]].function == "intersect"
+            assert family.nodes[last.inputs[0]].inputs == family.relations
+            assert last.final_function in ("unique", "count")
+
+
+def test_skipped_draws_are_as_good_as_drawn() -> None:
+    for count in (0, 1, 5, 700):
+        one, other = random.Random(3), random.Random(3)
+        for _ in range(count):
+            one.random()
+        skip_draws(count, other)
+        assert one.random() == other.random()
 
 
 def test_ten_families_for_every_image() -> None:

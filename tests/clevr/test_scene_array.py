@@ -7,8 +7,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from macnet.clevr.program import SceneIndex
 from macnet.clevr.scene import ATTRIBUTES, MAX_OBJECTS, Object, Scene
-from macnet.clevr.scene_array import array_to_scenes, object_mask, scenes_to_array
+from macnet.clevr.scene_array import array_to_indices, array_to_scenes, object_mask, scenes_to_array
 
 number = st.floats(-1e9, 1e9)
 vector = st.tuples(number, number, number)
@@ -39,3 +40,13 @@ def test_what_goes_in_comes_out(given_scenes: list[Scene], data: Any) -> None:
     which = data.draw(st.lists(st.booleans(), min_size=len(table), max_size=len(table)))
     kept = [scene for scene, keep in zip(given_scenes, which, strict=True) if keep]
     assert array_to_scenes(table[np.array(which, bool)]) == kept
+
+
+@given(scenes)
+@settings(max_examples=60, deadline=None)
+def test_scenes_are_indexed_alike_in_an_array(given_scenes: list[Scene]) -> None:
+    indices = array_to_indices(scenes_to_array(given_scenes))
+    for index, scene in zip(indices, given_scenes, strict=True):
+        for name in SceneIndex.__slots__:
+            assert getattr(index, name) == getattr(SceneIndex(scene), name), name
+        assert list(index.related) == list(SceneIndex(scene).related)

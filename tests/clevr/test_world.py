@@ -1,5 +1,6 @@
 """A world is a function of its seed; its stream stops and goes on without a trace."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from macnet.clevr.families import QUESTION_FAMILIES
-from macnet.clevr.questions import Question
+from macnet.clevr.questions import Question, TemplateInstance
 from macnet.clevr.scene import COGENT_COLORS
 from macnet.clevr.scene_array import array_to_scenes
 from macnet.clevr.world import (
@@ -105,7 +106,7 @@ def _blank(scenes: np.ndarray, *_: object, **__: object) -> list[torch.Tensor]:
     return [torch.zeros(len(scenes))] * 3
 
 
-def words(asked: list[list[Question]]) -> int:
+def words(asked: Sequence[Sequence[Question | TemplateInstance]]) -> int:
     return sum(len(question.text.split()) for questions in asked for question in questions)
 
 
@@ -195,7 +196,7 @@ def test_settings_that_make_no_world(settings: dict[str, Any], complaint: str) -
         World(seed=1, **settings)
 
 
-def fail(asked: list[list[Question]]) -> None:
+def fail(asked: list[list[TemplateInstance]]) -> None:
     raise RuntimeError("cannot encode")
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,19 @@ import pytest
 import torch
 
 from macnet.clevr.program import to_prefix
-from macnet.clevr.questions import Question
+from macnet.clevr.questions import TemplateInstance
 from macnet.clevr.scene_array import array_to_scenes
-from macnet.clevr.world import Block, Stream, World, generate_questions
+from macnet.clevr.world import (
+    Block,
+    Stream,
+    World,
+    generate_questions,
+    instantiate_questions,
+)
 from macnet.data.batches import Batch, BatchSource
 from macnet.data.endless import BlockEncoder, EndlessBatches, world_texts
 from macnet.data.question_arrays import TYPES, UNKNOWN
-from macnet.data.vocab import ANSWERS, PROGRAM_TOKENS, TOKENIZERS, Vocabulary
+from macnet.data.vocab import ANSWERS, PROGRAM_TOKENS, SPECIALS, TOKENIZERS, Vocabulary
 from macnet.errors import InputError
 from real_clevr import real_clevr
 
@@ -165,18 +172,41 @@ def test_a_vocabulary_that_lacks_words_is_refused() -> None:
 
 
 def test_an_image_with_too_few_questions_is_filled_up(blocks: list[Block]) -> None:
-    asked: list[list[Question]] = [of_image[:] for of_image in blocks[0].questions]
-    asked[3].pop()
+    few = instantiate_questions(WORLD, "train", 0, blocks[0].scenes)
+    every = [of_image[:] for of_image in few]
+    few[3].pop()
     encoder = BlockEncoder.for_world(WORLD, VOCABULARY)
     batch, whole = (
         encoder.batch(blocks[0]._replace(questions=encoder(questions)))
-        for questions in (asked, blocks[0].questions)
+        for questions in (few, every)
     )
     filler = 2 * 3 + 1
     assert batch.question_index[filler] == batch.answers[filler] == UNKNOWN
     assert torch.equal(batch.questions[filler], whole.questions[filler - 1])
     others = torch.arange(len(batch.question_index)) != filler
     assert all(torch.equal(a[others], b[others]) for a, b in zip(batch[1:], whole[1:], strict=True))
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS)
+@pytest.mark.parametrize("questions_per_image", [1, 10, 90])
+def test_tables_give_the_tokens_of_texts_and_programs(
+    tokenizer: str, questions_per_image: int, blocks: list[Block]
+) -> None:
+    """Ninety questions fit no image, so that there are fillers, too."""
+    world = replace(WORLD, questions_per_image=questions_per_image)
+    # Ids are others than in a vocabulary that is built; one of them, 37, is a "%" in bytes.
+    words = sorted(Vocabulary.build(world_texts(), tokenizer).words[4:], reverse=True)
+    vocabulary = Vocabulary((*SPECIALS, *words), tokenizer, tuple(reversed(ANSWERS)))
+    encoder = BlockEncoder.for_world(world, vocabulary)
+    instances = instantiate_questions(world, "train", 0, blocks[0].scenes)
+    asked = generate_questions(world, "train", 0, array_to_scenes(blocks[0].scenes))
+    table, expected = encoder(instances), encoder.encode_texts(asked)
+    assert table.dtype == expected.dtype
+    assert np.array_equal(table, expected)
+    assert (UNKNOWN in table[:, -2]) == (questions_per_image == 90)
+    assert table.flags.writeable
+    bare = encoder.without_fillers(instances)
+    assert np.array_equal(bare, expected[expected[:, -2] != UNKNOWN])
 
 
 # --- trouble ---------------------------------------------------------------------------------
@@ -209,7 +239,7 @@ def _broken(_: BlockEncoder) -> tuple[Any, tuple[()]]:
 
 
 class _BrokenEncoder:
-    def __call__(self, asked: list[list[Question]]) -> np.ndarray:
+    def __call__(self, asked: list[list[TemplateInstance]]) -> np.ndarray:
         raise RuntimeError("cannot be rebuilt")
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from macnet.clevr.generate import generate_world
-from macnet.clevr.questions import Question, QuestionGenerator
-from macnet.clevr.scene import Scene
+from macnet.clevr.program import SceneIndex
+from macnet.clevr.questions import QuestionGenerator, TemplateInstance
 from macnet.clevr.world import Stream, World
 from macnet.data import generated as drawn
 from macnet.data.dataset import Dataset
@@ -92,12 +92,12 @@ def test_what_was_packed_is_opened(
 def test_an_image_with_too_few_questions_has_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generate_all = QuestionGenerator.generate
+    instantiate_all = QuestionGenerator.instantiate
 
-    def fewer(asker: QuestionGenerator, scene: Scene, count: int) -> list[Question]:
-        return generate_all(asker, scene, count)[: 1 + len(scene.objects) % 3]
+    def fewer(asker: QuestionGenerator, scene: SceneIndex, count: int) -> list[TemplateInstance]:
+        return instantiate_all(asker, scene, count)[: 1 + scene.all_objects.bit_count() % 3]
 
-    monkeypatch.setattr(QuestionGenerator, "generate", fewer)
+    monkeypatch.setattr(QuestionGenerator, "instantiate", fewer)
     data = packed(tmp_path, images=20)
     _, counts = np.unique(data.image_rows, return_counts=True)
     assert len(counts) == 20

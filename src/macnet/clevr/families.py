@@ -17,11 +17,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from importlib.resources import files
 from itertools import product
 from typing import Any, NamedTuple
 
-from macnet.clevr.program import arity, possible_answers
+from macnet.clevr.program import Output, arity, possible_outputs, to_answer
 from macnet.clevr.scene import ATTRIBUTES, RELATIONS
 
 # A file for each, in the released order: the index of a family counts through them, from 0 to 89.
@@ -95,7 +96,8 @@ RELATION_PHRASES = tuple(_with_synonyms([relation]) for relation in RELATIONS)
 # --- families --------------------------------------------------------------------------------
 
 
-class TemplateNode(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class TemplateNode:
     """A node of a program template, which expands to one or more released functions."""
 
     function: str
@@ -113,8 +115,6 @@ class TemplateNode(NamedTuple):
     """An earlier node whose output must differ from the output of this node."""
     live_nodes: tuple[int, ...]
     """Earlier nodes whose outputs are still used, by this node or later ones."""
-    dependents: tuple[int, ...]
-    """Later nodes that use the output of this node, directly or not."""
 
 
 class TextPattern(NamedTuple):
@@ -126,7 +126,8 @@ class TextPattern(NamedTuple):
     """The pattern without "other", for descriptions A and B that conflict."""
 
 
-class QuestionFamily(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class QuestionFamily:
     """A question family: a program template and its texts."""
 
     number: int
@@ -135,11 +136,22 @@ class QuestionFamily(NamedTuple):
     """The file that it is in, one of `GROUPS`."""
     nodes: tuple[TemplateNode, ...]
     relations: tuple[int, ...]
-    """Nodes that are a relation alone, which must not be redundant."""
+    """The two nodes, if any, that are a relation alone; neither may be redundant."""
     texts: tuple[tuple[TextPattern, ...], ...]
     """Equally likely texts, each with equally likely patterns: with and without optional words."""
-    answers: tuple[str, ...]
-    """All possible answers to questions of this family."""
+    outputs: tuple[Output, ...]
+    """All possible outputs of this family's programs."""
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """All possible answers to questions of this family."""
+        return tuple(map(to_answer, self.outputs))
+
+
+def final_function(function: str) -> str:
+    """The last function of a combination, unless it is a filter or a relation."""
+    last = function.rpartition("_")[2]
+    return last if last in ("unique", "count", "exist") else ""
 
 
 def _read_nodes(template: Mapping[str, Any]) -> tuple[TemplateNode, ...]:
@@ -153,13 +165,8 @@ def _read_nodes(template: Mapping[str, Any]) -> tuple[TemplateNode, ...]:
         stack[first:] = [i]
     # Whether a relation alone is redundant is tested once the question is complete.
     tested_at_the_end = {i for i, (function, *_) in enumerate(words) if function == "relate"}
-    dependents: list[tuple[int, ...]] = [()] * len(words)
-    for i in reversed(range(len(words))):
-        for j in inputs[i]:  # a tree: each node is the input of at most one other
-            dependents[j] = (i, *dependents[i])
     nodes = []
     for i, (function, *slots) in enumerate(words):
-        final = function.rpartition("_")[2]
         used = {j for later in inputs[i:] for j in later} | tested_at_the_end
         if distinct and i <= max(distinct):
             used.add(min(distinct))
@@ -167,14 +174,13 @@ def _read_nodes(template: Mapping[str, Any]) -> tuple[TemplateNode, ...]:
         nodes.append(
             TemplateNode(
                 function=function,
-                final_function=final if final in ("unique", "count", "exist") else "",
+                final_function=final_function(function),
                 inputs=inputs[i],
                 slots=tuple(slots),
                 has_relation=function.startswith("relate"),
                 forbidden=sum(1 << list(ATTRIBUTES).index(name) for name in forbidden),
                 differs_from=min(distinct) if distinct and i == max(distinct) else None,
                 live_nodes=tuple(sorted(j for j in used if j < i)),
-                dependents=dependents[i],
             )
         )
     return tuple(nodes)
@@ -216,9 +222,9 @@ def _read_families() -> Iterable[QuestionFamily]:
     for index, (group, template) in enumerate(templates):
         nodes = _read_nodes(template)
         texts = tuple(phrases for text in template["texts"] for phrases in _read_text(text))
-        answers = possible_answers(nodes[-1].final_function or nodes[-1].function)
+        outputs = possible_outputs(nodes[-1].final_function or nodes[-1].function)
         relations = tuple(i for i, node in enumerate(nodes) if node.function == "relate")
-        yield QuestionFamily(index, group, nodes, relations, texts, answers)
+        yield QuestionFamily(index, group, nodes, relations, texts, outputs)
 
 
 QUESTION_FAMILIES = tuple(_read_families())

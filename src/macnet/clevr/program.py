@@ -19,9 +19,9 @@ import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from macnet.clevr.scene import ATTRIBUTES, RELATIONS, Scene
+from macnet.clevr.scene import ATTRIBUTES, MAX_OBJECTS, RELATIONS, Scene, related_objects
 
 Node = dict[str, Any]
 """A function of a program, in the released schema."""
@@ -34,26 +34,43 @@ class NotUniqueError(ValueError):
     """A program applies `unique` to no object, or to several."""
 
 
+_VALUES = tuple(chain.from_iterable(ATTRIBUTES.values()))
+
+
 class SceneIndex:
     """A scene indexed for programs; sets of objects are bitmasks, with bit i for object i."""
 
     __slots__ = ("all_objects", "objects_with", "related", "values")
 
     def __init__(self, scene: Scene) -> None:
-        bits = [1 << i for i in range(len(scene.objects))]
-        self.all_objects = sum(bits)
-        # Attribute → its value for each object.
-        self.values = {name: [getattr(o, name) for o in scene.objects] for name in ATTRIBUTES}
-        # Value → the objects that have it; no two attributes share a value.
-        self.objects_with = {value: 0 for values in ATTRIBUTES.values() for value in values}
-        for values in self.values.values():
-            for value, bit in zip(values, bits, strict=True):
-                self.objects_with[value] |= bit
-        # Relation → for each object, the objects that are in this relation to it.
-        self.related = {
-            name: [sum([bits[j] for j in others]) for others in scene.relationships[name]]
-            for name in RELATIONS
+        objects = scene.objects
+        values = {
+            "size": [o.size for o in objects],
+            "color": [o.color for o in objects],
+            "material": [o.material for o in objects],
+            "shape": [o.shape for o in objects],
         }
+        self._set(values, related_objects([(o.x, o.y) for o in objects]))
+
+    @classmethod
+    def from_columns(cls, values: dict[str, list[str]], related: dict[str, list[int]]) -> Self:
+        """The index of a scene of which only these two attributes are known."""
+        index = cls.__new__(cls)
+        index._set(values, related)
+        return index
+
+    def _set(self, values: dict[str, list[str]], related: dict[str, list[int]]) -> None:
+        self.values = values
+        """Attribute → its value for each object."""
+        self.related = related
+        """Relation → for each object, the objects that are in this relation to it."""
+        self.all_objects = (1 << len(values["size"])) - 1
+        # (No two attributes share a value.)
+        self.objects_with = dict.fromkeys(_VALUES, 0)
+        """Value → the objects that have it."""
+        for column in values.values():
+            for i, value in enumerate(column):
+                self.objects_with[value] |= 1 << i
 
 
 # --- the executor ----------------------------------------------------------------------------
@@ -140,8 +157,6 @@ def answer(program: Iterable[Mapping[str, Any]], scene: Scene) -> str:
 
 # --- question types and possible answers -----------------------------------------------------
 
-_NUMBERS = tuple(str(n) for n in range(11))
-
 # Last function of a program → question type, as in the paper's tables.
 QUESTION_TYPE_OF: Mapping[str, QuestionType] = {
     "count": "Count",
@@ -159,14 +174,19 @@ def question_type(program: Sequence[Mapping[str, Any]]) -> QuestionType:
     return QUESTION_TYPE_OF[program[-1]["function"]]
 
 
-def possible_answers(last_function: str) -> tuple[str, ...]:
-    """All answers of programs that end in this function."""
+def possible_outputs(last_function: str) -> tuple[Output, ...]:
+    """All outputs of programs that end in this function."""
     type_ = QUESTION_TYPE_OF[last_function]
     if type_ == "Count":
-        return _NUMBERS
+        return tuple(range(MAX_OBJECTS + 1))
     if type_ == "Query Attribute":
         return ATTRIBUTES[last_function.removeprefix("query_")]
-    return "yes", "no"
+    return True, False
+
+
+def possible_answers(last_function: str) -> tuple[str, ...]:
+    """All answers of programs that end in this function."""
+    return tuple(map(to_answer, possible_outputs(last_function)))
 
 
 # --- well-formed programs --------------------------------------------------------------------

@@ -31,6 +31,7 @@ MIN_OBJECTS, MAX_OBJECTS = 3, 10
 HALF_FLOOR = 3.0  # objects are centred within ±3 in x and y
 MIN_GAP = 0.25  # between the bounding circles of two objects
 MARGIN = 0.4  # between two objects along each direction, so that "left of" is never ambiguous
+MIN_OFFSET = 0.2  # along a direction, from which on an object is "left of" another
 MAX_TRIES = 50  # to place one object, before the whole scene is sampled again
 MAX_REPROJECTION_ERROR = 2.0  # of a fitted camera, in pixels
 MIN_VISIBLE_SHARE = 200 / (480 * 320)  # of the image's pixels, that every object must cover
@@ -92,58 +93,99 @@ class Scene:
     @cached_property
     def relationships(self) -> dict[str, list[list[int]]]:
         """relationships["left"][i] lists the objects to the left of object i."""
+        masks = related_objects([(o.x, o.y) for o in self.objects])
         return {
             name: [
-                [j for j, b in enumerate(self.objects) if j != i and _along(a, b, name) > 0.2]
-                for i, a in enumerate(self.objects)
+                [j for j in range(len(self.objects)) if others >> j & 1] for others in masks[name]
             ]
             for name in ("right", "behind", "front", "left")
         }
 
 
-def _along(a: Object, b: Object, direction: str) -> float:
-    """Distance from a to b along a direction."""
-    dx, dy, _ = DIRECTIONS[direction]
-    return (b.x - a.x) * dx + (b.y - a.y) * dy
+def related_objects(positions: Sequence[tuple[float, float]]) -> dict[str, list[int]]:
+    """Relation → for each object, the objects in this relation to it: bit j for object j."""
+    related = {name: [0] * len(positions) for name in RELATIONS}
+    for one, opposite in ("right", "left"), ("behind", "front"):
+        along_x, along_y, _ = DIRECTIONS[one]
+        ahead, back = related[one], related[opposite]
+        for i, (x, y) in enumerate(positions):
+            for j in range(i):
+                distance = (positions[j][0] - x) * along_x + (positions[j][1] - y) * along_y
+                if distance > MIN_OFFSET:
+                    ahead[i] |= 1 << j
+                    back[j] |= 1 << i
+                elif distance < -MIN_OFFSET:
+                    back[i] |= 1 << j
+                    ahead[j] |= 1 << i
+    return related
 
 
 # --- sampling scenes -------------------------------------------------------------------------
+
+# Most tries to place an object fail because another one is too close along a direction. So the
+# floor is divided into strips across each direction, and those near an object are marked. They are
+# fewer than the margin covers, by more than any rounding: what is not marked is tested exactly.
+_STRIPS = 100  # per unit of length
+_CENTER_STRIP = 5.0 * _STRIPS  # the corners of the floor are less than 5 away from its center
+_MARKED = int(MARGIN * _STRIPS) - 2  # on either side of an object
+_MARKS = bytes([1]) * (2 * _MARKED)
 
 
 def place_objects(
     rng: random.Random, count: int, condition: Condition | None = None
 ) -> tuple[Object, ...]:
     """Sample objects and their positions; if one does not fit in 50 tries, all are resampled."""
-    right, behind = DIRECTIONS["right"], DIRECTIONS["behind"]
+    (right_x, right_y, _), (behind_x, behind_y, _) = DIRECTIONS["right"], DIRECTIONS["behind"]
+    # (Local variables, because this loop is most of the work of sampling a scene.)
+    right_x_strips, right_y_strips = right_x * _STRIPS, right_y * _STRIPS
+    behind_x_strips, behind_y_strips = behind_x * _STRIPS, behind_y * _STRIPS
+    draw, floor, half_floor, center = rng.random, 2 * HALF_FLOOR, HALF_FLOOR, _CENTER_STRIP
     while True:
-        placed: list[Object] = []
+        placed: list[tuple[str, str, str, str, float, float, float]] = []
         spots: list[tuple[float, float, float]] = []
+        marked_right, marked_behind = bytearray(10 * _STRIPS), bytearray(10 * _STRIPS)
         while len(placed) < count:
-            size = rng.choice(SIZES)
+            size = SIZES[_below(len(SIZES), rng)]
             radius = RADIUS[size]
             for _ in range(MAX_TRIES):
-                x = rng.uniform(-HALF_FLOOR, HALF_FLOOR)
-                y = rng.uniform(-HALF_FLOOR, HALF_FLOOR)
+                x, y = floor * draw() - half_floor, floor * draw() - half_floor
+                right = int(x * right_x_strips + y * right_y_strips + center)
+                if marked_right[right]:
+                    continue
+                behind = int(x * behind_x_strips + y * behind_y_strips + center)
+                if marked_behind[behind]:
+                    continue
                 for x0, y0, r0 in spots:
                     dx, dy = x - x0, y - y0
                     if (
                         math.hypot(dx, dy) - radius - r0 < MIN_GAP
-                        or abs(dx * right[0] + dy * right[1]) < MARGIN
-                        or abs(dx * behind[0] + dy * behind[1]) < MARGIN
+                        or abs(dx * right_x + dy * right_y) < MARGIN
+                        or abs(dx * behind_x + dy * behind_y) < MARGIN
                     ):
                         break
                 else:
                     break
             else:
                 break  # there is no room for this object: start over
-            shape = rng.choice(SHAPES)
-            color = rng.choice(COGENT_COLORS[condition][shape] if condition else COLORS)
-            rotation = rng.uniform(0, 360)
-            material = rng.choice(MATERIALS)
-            placed.append(Object(size, color, material, shape, x, y, rotation))
+            shape = SHAPES[_below(len(SHAPES), rng)]
+            colors = COGENT_COLORS[condition][shape] if condition else COLORS
+            color = colors[_below(len(colors), rng)]
+            rotation = 360 * draw()
+            material = MATERIALS[_below(len(MATERIALS), rng)]
+            placed.append((size, color, material, shape, x, y, rotation))
             spots.append((x, y, radius))
+            marked_right[right - _MARKED : right + _MARKED] = _MARKS
+            marked_behind[behind - _MARKED : behind + _MARKED] = _MARKS
         else:
-            return tuple(placed)
+            return tuple([Object(*values) for values in placed])
+
+
+def _below(n: int, rng: random.Random) -> int:
+    """A random integer below n: the index that `rng.choice` would draw, in half the time."""
+    bits = n.bit_length()
+    while (drawn := rng.getrandbits(bits)) >= n:
+        pass
+    return drawn
 
 
 def sample_scenes(
@@ -160,8 +202,9 @@ def sample_scenes(
     """
 
     def jittered(location: Vector, amount: float, rng: random.Random) -> Vector:
-        x, y, z = (c + rng.uniform(-amount, amount) for c in location)
-        return x, y, z
+        x, y, z = location
+        offset = rng.uniform
+        return x + offset(-amount, amount), y + offset(-amount, amount), z + offset(-amount, amount)
 
     counts = []
     scenes: list[Scene] = []

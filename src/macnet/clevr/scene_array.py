@@ -9,7 +9,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from macnet.clevr.scene import ATTRIBUTES, MAX_OBJECTS, Object, Scene
+from macnet.clevr.program import SceneIndex
+from macnet.clevr.scene import (
+    ATTRIBUTES,
+    DIRECTIONS,
+    MAX_OBJECTS,
+    MIN_OFFSET,
+    RELATIONS,
+    Object,
+    Scene,
+)
 
 SCENE_DTYPE = np.dtype(
     [
@@ -63,3 +72,25 @@ def array_to_scenes(array: np.ndarray) -> list[Scene]:
         )
         scenes.append(Scene(objects, tuple(camera), (tuple(key), tuple(fill), tuple(back))))
     return scenes
+
+
+def array_to_indices(array: np.ndarray) -> list[SceneIndex]:
+    """Index the scenes of an array for programs: faster than by way of `Scene` objects."""
+    x, y = array["poses"][:, :, 0], array["poses"][:, :, 1]  # (s, 10)
+    dx, dy = (c[:, None, :] - c[:, :, None] for c in (x, y))  # (s, 10, 10): from i to j
+    bits = np.where(object_mask(array), 1 << np.arange(MAX_OBJECTS), 0)  # (s, 10)
+    related = []
+    for name in RELATIONS:
+        along_x, along_y, _ = DIRECTIONS[name]
+        is_related = dx * along_x + dy * along_y > MIN_OFFSET  # (s, 10, 10)
+        related.append(np.where(is_related, bits[:, None, :], 0).sum(2).tolist())
+    indices = []
+    columns = array["num_objects"].tolist(), array["attributes"].transpose(0, 2, 1).tolist()
+    for count, attributes, *masks in zip(*columns, *related, strict=True):
+        values = {
+            name: [words[a] for a in column[:count]]
+            for (name, words), column in zip(ATTRIBUTES.items(), attributes, strict=True)
+        }
+        related_of = {name: mask[:count] for name, mask in zip(RELATIONS, masks, strict=True)}
+        indices.append(SceneIndex.from_columns(values, related_of))
+    return indices

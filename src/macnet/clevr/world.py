@@ -25,10 +25,20 @@ import numpy as np
 import torch
 
 from macnet.clevr.families import GROUPS, QuestionFamily, families_of
-from macnet.clevr.questions import IMAGES_PER_BLOCK, Question, QuestionGenerator
+from macnet.clevr.questions import (
+    IMAGES_PER_BLOCK,
+    Question,
+    QuestionGenerator,
+    TemplateInstance,
+)
 from macnet.clevr.render import all_visible, check_image_size, check_quality, render
 from macnet.clevr.scene import MAX_OBJECTS, MIN_OBJECTS, Condition, Scene, sample_scenes
-from macnet.clevr.scene_array import SCENE_DTYPE, array_to_scenes, scenes_to_array
+from macnet.clevr.scene_array import (
+    SCENE_DTYPE,
+    array_to_indices,
+    array_to_scenes,
+    scenes_to_array,
+)
 from macnet.errors import InputError
 from macnet.workers import pool
 
@@ -128,9 +138,22 @@ def generate_questions(
     world: World, split: str, block: int, scenes: Sequence[Scene]
 ) -> list[list[Question]]:
     """The questions about each scene of a block; its first scene must come first."""
-    seed = f"{world.seed}/{world.split_name(split)}/questions/{block}"
-    generator = QuestionGenerator(random.Random(seed), world.question_families)
+    generator = _question_generator(world, split, block)
     return [generator.generate(scene, world.questions_per_image) for scene in scenes]
+
+
+def instantiate_questions(
+    world: World, split: str, block: int, scenes: np.ndarray
+) -> list[list[TemplateInstance]]:
+    """The questions of `generate_questions`, not written out, for an array of scenes."""
+    generator = _question_generator(world, split, block)
+    count = world.questions_per_image
+    return [generator.instantiate(index, count) for index in array_to_indices(scenes)]
+
+
+def _question_generator(world: World, split: str, block: int) -> QuestionGenerator:
+    seed = f"{world.seed}/{world.split_name(split)}/questions/{block}"
+    return QuestionGenerator(random.Random(seed), world.question_families)
 
 
 def _scene_rng(world: World, split: str, index: int) -> random.Random:
@@ -139,8 +162,8 @@ def _scene_rng(world: World, split: str, index: int) -> random.Random:
 
 # --- the stream ------------------------------------------------------------------------------
 
-Encode = Callable[[list[list[Question]]], Any]
-"""Converts the questions about each image of a block, in the workers."""
+Encode = Callable[[list[list[TemplateInstance]]], Any]
+"""Converts the questions about each image of a block, which are not written out, in the workers."""
 
 
 class Block(NamedTuple):
@@ -343,5 +366,6 @@ def _sample_candidates(
 def _encode_questions(
     world: World, split: str, block: int, scenes: np.ndarray, encode: Encode | None
 ) -> list[list[Question]] | Any:
-    questions = generate_questions(world, split, block, array_to_scenes(scenes))
-    return questions if encode is None else encode(questions)
+    if encode is None:
+        return generate_questions(world, split, block, array_to_scenes(scenes))
+    return encode(instantiate_questions(world, split, block, scenes))

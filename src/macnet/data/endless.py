@@ -32,7 +32,7 @@ from macnet.clevr.families import (
     TemplateNode,
 )
 from macnet.clevr.program import to_prefix
-from macnet.clevr.questions import IMAGES_PER_BLOCK, Question
+from macnet.clevr.questions import IMAGES_PER_BLOCK, Question, TemplateInstance
 from macnet.clevr.world import BLOCKS_PER_RENDER, Block, Stream, World
 from macnet.data.batches import Batch, BatchSource, batch_of
 from macnet.data.prefetch import Prefetcher, with_device_index
@@ -44,6 +44,7 @@ from macnet.data.question_arrays import (
     program_ids,
     to_table,
 )
+from macnet.data.question_encoder import question_encoder, without_answer
 from macnet.data.vocab import ANSWERS, TOKENIZERS, Vocabulary
 from macnet.errors import InputError
 
@@ -139,8 +140,23 @@ class BlockEncoder:
         words = max(map(len, texts))
         return cls(vocabulary, world.questions_per_image, words, _longest_program())
 
-    def __call__(self, questions_by_image: list[list[Question]]) -> np.ndarray:
-        """The questions of each image as a table of `to_table`."""
+    def __call__(self, questions_by_image: list[list[TemplateInstance]]) -> np.ndarray:
+        """The questions of each image, not written out, as a table of `to_table`."""
+        encoder = question_encoder(self.vocabulary, self.words, self.steps)
+        rows = []
+        for questions in questions_by_image:
+            of_image = [encoder.row(question) for question in questions]
+            filler = without_answer(of_image[0])
+            rows += of_image + [filler] * (self.questions_per_image - len(of_image))
+        return encoder.table(rows)
+
+    def without_fillers(self, questions_by_image: list[list[TemplateInstance]]) -> np.ndarray:
+        """The same table, but an image with too few questions has no more rows."""
+        encoder = question_encoder(self.vocabulary, self.words, self.steps)
+        return encoder.table(map(encoder.row, chain.from_iterable(questions_by_image)))
+
+    def encode_texts(self, questions_by_image: list[list[Question]]) -> np.ndarray:
+        """The same table from questions that are written out, which takes much longer."""
         rows = []
         for questions in questions_by_image:
             of_image = [tokenize_question(question, self.vocabulary) for question in questions]

@@ -10,19 +10,19 @@ if __name__ == "__main__":  # workers are spawned, and import this file again
 from __future__ import annotations
 
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from macnet.clevr.questions import IMAGES_PER_BLOCK, Question
+from macnet.clevr.questions import IMAGES_PER_BLOCK, TemplateInstance
 from macnet.clevr.world import Stream, World
 from macnet.data.dataset import Dataset
-from macnet.data.endless import BlockEncoder, tokenize_question
+from macnet.data.endless import BlockEncoder
 from macnet.data.formats import CLEVR
 from macnet.data.pack_store import cached_pack, create_array, save_array, write_rows
-from macnet.data.question_arrays import QuestionArrays, TokenizedQuestion, collect
+from macnet.data.question_arrays import QuestionArrays, from_table
 from macnet.data.vocab import OOVCounter, Vocabulary
 from macnet.errors import InputError
 from macnet.progress import progress
@@ -47,14 +47,16 @@ def pack_generated(
     """
     if images < 1:
         raise InputError(f"{images} images of {split!r} are asked for; one is the least")
-    BlockEncoder.for_world(world, vocabulary)  # raises an error if the vocabulary lacks words
+    encoder = BlockEncoder.for_world(world, vocabulary)
 
     def make(out: Path) -> None:
         pixels = out / "pixels.npy"
         shape = images, world.height, world.width, 3
         start = create_array(pixels, shape, np.dtype(np.uint8))
-        rows: list[TokenizedQuestion] = []
-        encode = partial(_encode, vocabulary)
+        tables: list[np.ndarray] = []
+        families: list[int] = []
+        counts: list[int] = []  # of the questions about each image
+        encode = partial(_encode, encoder)
         with (
             one_thread(),  # others would fight with the workers for a CPU's cores, and all lose
             progress("rendering", "images", images) as advance,
@@ -64,10 +66,19 @@ def pack_generated(
                 first = IMAGES_PER_BLOCK * block.number
                 seen = block.images[: images - first]
                 write_rows(pixels, start, first, seen.cpu().numpy())
-                for image, asked in enumerate(block.questions[: len(seen)], start=first):
-                    rows += (row._replace(image=image) for row in asked)
+                table, families_by_image = block.questions
+                wanted = families_by_image[: len(seen)]
+                counts += map(len, wanted)
+                families += chain.from_iterable(wanted)
+                tables.append(table[: sum(map(len, wanted))])
                 advance(len(seen))
-        for name, column in vars(collect(rows)).items():
+        columns = from_table(
+            np.concatenate(tables),
+            encoder.words,
+            np.repeat(np.arange(images), counts),
+            np.array(families),
+        )
+        for name, column in vars(columns).items():
             save_array(out / f"{name}.npy", column)
 
     recipe = {
@@ -93,7 +104,8 @@ def pack_generated(
 
 
 def _encode(
-    vocabulary: Vocabulary, questions_by_image: list[list[Question]]
-) -> list[list[TokenizedQuestion]]:
-    """The questions of a block, encoded in a worker."""
-    return [[tokenize_question(q, vocabulary) for q in asked] for asked in questions_by_image]
+    encoder: BlockEncoder, questions_by_image: list[list[TemplateInstance]]
+) -> tuple[np.ndarray, list[list[int]]]:
+    """The questions of a block as a table without fillers, and their families by image."""
+    table = encoder.without_fillers(questions_by_image)
+    return table, [[question.family for question in asked] for asked in questions_by_image]

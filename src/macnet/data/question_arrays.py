@@ -79,6 +79,23 @@ def to_table(questions: QuestionArrays, words: int = 0, steps: int = 0) -> np.nd
     return np.concatenate([c.astype(np.int16) for c in (*wide, *columns)], axis=1)
 
 
+def from_table(
+    table: np.ndarray, words: int, images: np.ndarray, families: np.ndarray
+) -> QuestionArrays:
+    """The arrays that make up a table with this S, without columns that are padding alone."""
+    lengths, answers, types = table[:, -3:].T
+    tokens, programs = table[:, :words], table[:, words:-3]
+    return QuestionArrays(
+        tokens[:, tokens.any(0)].astype(np.uint16),
+        lengths.astype(np.uint16),
+        answers.copy(),
+        types.copy(),
+        programs[:, programs.any(0)].astype(np.uint8),
+        images.astype(np.int32),
+        families.astype(np.int16),
+    )
+
+
 def _widened(column: np.ndarray, width: int) -> np.ndarray:
     return np.pad(column, ((0, 0), (0, max(0, width - column.shape[1]))))
 

@@ -226,7 +226,7 @@ def _to_mask(objects: Sequence[Sequence[int]]) -> np.ndarray:
 
 def pad_block(block: Block, encoder: BlockEncoder) -> tuple[Tensor, np.ndarray]:
     """Tokens (B, S), with as many questions for each image; and (B,) which are no fillers."""
-    batch = encoder.batch(block._replace(questions=encoder(block.questions)))
+    batch = encoder.batch(block._replace(questions=encoder.encode_texts(block.questions)))
     return batch.questions, (batch.question_index != UNKNOWN).cpu().numpy()
 
 
