@@ -1,8 +1,8 @@
-"""Where the bodies of a scene can matter at all, as whole numbers: 24 for each of its 10 bodies.
+"""Where the bodies of a scene can matter at all: 24 whole numbers for each of its 10 bodies.
 
-    screen    4      the pixels that may show it: first column and row, and those after the last
-    shadows  4 × 4   the texels of the shadow map that it may darken, for each light, likewise
-    occluders  4     for each light, the bodies that may stand before it, as bits
+The first 4 bound the pixels that may show it: the first column and row, and those after the last.
+The next 4 × 4 bound, likewise, the texels of the shadow map that it may darken, for each light.
+The last 4 are, for each light, the bodies that may stand before it, as bits.
 """
 
 # The arguments of Triton's kernels have no types.

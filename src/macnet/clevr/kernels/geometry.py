@@ -30,6 +30,7 @@ class Body(NamedTuple):
 
     center: Vec
     radius: Any
+    inverse: Any  # of the radius
     bound: Any
     cos: Any
     sin: Any
@@ -115,42 +116,44 @@ def load_body(row_ptr, index):
     ptr = row_ptr + BODIES_AT + index * BODY_SIZE
     radius = tl.load(ptr + 2)
     center = Vec(tl.load(ptr), tl.load(ptr + 1), radius)  # it rests on the floor
-    bound, cos, sin, core = tl.load(ptr + 3), tl.load(ptr + 4), tl.load(ptr + 5), tl.load(ptr + 6)
-    return Body(center, radius, bound, cos, sin, core, tl.load(ptr + 7) > 0.5)
+    inverse, bound, cos = tl.load(ptr + 3), tl.load(ptr + 4), tl.load(ptr + 5)
+    sin, core, is_cylinder = tl.load(ptr + 6), tl.load(ptr + 7), tl.load(ptr + 8) > 0.5
+    return Body(center, radius, inverse, bound, cos, sin, core, is_cylinder)
 
 
 @triton.jit
 def load_material(row_ptr, index):
     """Color of a body, and whether it is of metal."""
     ptr = row_ptr + BODIES_AT + index * BODY_SIZE
-    return load_vec(ptr + 8), tl.load(ptr + 11) > 0.5
+    return load_vec(ptr + 9), tl.load(ptr + 12) > 0.5
 
 
 @triton.jit
 def to_object_space(v, body):
     """Rotate and scale vectors into the space in which the body has radius 1."""
-    scale = 1.0 / body.radius
-    cos, sin = body.cos * scale, body.sin * scale
-    return Vec(cos * v.x + sin * v.y, cos * v.y - sin * v.x, v.z * scale)
+    cos, sin = body.cos * body.inverse, body.sin * body.inverse
+    return Vec(cos * v.x + sin * v.y, cos * v.y - sin * v.x, v.z * body.inverse)
 
 
 @triton.jit
 def signed_distance(p, d, body):
     """Signed distance of points p to the body, in its space, and the derivative in direction d."""
-    planar = tl.sqrt(tl.maximum(p.x * p.x + p.y * p.y, 1e-12))
-    x = tl.where(body.is_cylinder, planar, tl.abs(p.x)) - body.core
+    # (Of roots only the inverse is computed: it saves a division, which costs more than a root.)
+    square = tl.maximum(p.x * p.x + p.y * p.y, 1e-12)
+    inverse = tl.rsqrt(square)
+    x = tl.where(body.is_cylinder, square * inverse, tl.abs(p.x)) - body.core
     y = tl.where(body.is_cylinder, 0.0, tl.abs(p.y)) - body.core
     z = tl.abs(p.z) - body.core
     # (The sign of zero does not matter: it is multiplied by zero.)
-    dx = tl.where(
-        body.is_cylinder, (p.x * d.x + p.y * d.y) / planar, tl.where(p.x < 0, -d.x, d.x)
-    )
+    around = (p.x * d.x + p.y * d.y) * inverse
+    dx = tl.where(body.is_cylinder, around, tl.where(p.x < 0, -d.x, d.x))
     dy, dz = tl.where(p.y < 0, -d.y, d.y), tl.where(p.z < 0, -d.z, d.z)
     inside = tl.minimum(tl.maximum(tl.maximum(x, y), z), 0.0)
     x, y, z = tl.maximum(x, 0.0), tl.maximum(y, 0.0), tl.maximum(z, 0.0)
-    outside = tl.sqrt(x * x + y * y + z * z)
-    slope = (x * dx + y * dy + z * dz) / tl.maximum(outside, 1e-9)
-    return outside + inside - (1 - body.core), slope
+    square = x * x + y * y + z * z
+    inverse = tl.rsqrt(tl.maximum(square, 1e-18))
+    slope = (x * dx + y * dy + z * dz) * inverse
+    return square * inverse + inside - (1 - body.core), slope
 
 
 @triton.jit
@@ -187,8 +190,8 @@ def surface_normal(body, point):
     x = tl.maximum(tl.abs(p.x) - body.core, 0.0)
     y = tl.maximum(tl.abs(p.y) - body.core, 0.0)
     z = tl.maximum(tl.abs(p.z) - body.core, 0.0)
-    planar = tl.sqrt(tl.maximum(p.x * p.x + p.y * p.y, 1e-12))
-    side = tl.maximum(1 - body.core / planar, 0.0)
+    inverse = tl.rsqrt(tl.maximum(p.x * p.x + p.y * p.y, 1e-12))
+    side = tl.maximum(1 - body.core * inverse, 0.0)
     x = tl.where(body.is_cylinder, p.x * side, tl.where(p.x < 0, -x, x))
     y = tl.where(body.is_cylinder, p.y * side, tl.where(p.y < 0, -y, y))
     z = tl.where(p.z < 0, -z, z)
@@ -203,7 +206,7 @@ def closest_approach(body, origin, direction):
     d = to_object_space(direction, body)
     middle = dot(offset, direction)
     low, high = tl.maximum(middle - body.bound, 0.0), tl.maximum(middle + body.bound, 0.0)
-    rises = tl.zeros_like(middle) + 1 / body.radius  # the slopes at low and high
+    rises = tl.zeros_like(middle) + body.inverse  # the slopes at low and high
     falls = -rises
     for _step in range(BISECTIONS):
         t = (low + high) / 2

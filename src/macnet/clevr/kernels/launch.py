@@ -100,7 +100,7 @@ def render(
     objects = torch.empty(count, *size, dtype=torch.int8, device=device)
     visible = torch.zeros(count, MAX_OBJECTS, dtype=torch.int32, device=device)
     chunk = min(count, max(1, SCRATCH_BYTES // _scratch_per_scene(frame)))
-    scratch = _allocate(chunk, frame, device)
+    scratch = allocate(chunk, frame, device)
     with torch.cuda.device_of(table):
         for i in range(0, count, chunk):
             few = table[i : i + chunk]
@@ -212,8 +212,10 @@ def _scratch_per_scene(frame: Frame) -> int:
     return sum(dtype.itemsize * math.prod(shape) for dtype, shape in _shapes(frame).values())
 
 
-def _allocate(scenes: int, frame: Frame, device: torch.device) -> Maps:
-    return Maps(**{
-        name: torch.empty(scenes, *shape, dtype=dtype, device=device)
-        for name, (dtype, shape) in _shapes(frame).items()
-    })
+def allocate(scenes: int, frame: Frame, device: torch.device) -> Maps:
+    return Maps(
+        **{
+            name: torch.empty(scenes, *shape, dtype=dtype, device=device)
+            for name, (dtype, shape) in _shapes(frame).items()
+        }
+    )

@@ -6,7 +6,8 @@ A row per scene, in float32, so that one transfer brings everything to the devic
     count      1    number of bodies
     brush      8    how scattered rays are tilted along and across: 3 pairs, then 1
     lights  4 × 9   location, strength, half a side, penumbra, color
-    bodies 10 × 12  x, y, radius, bounding radius, cos, sin, core, is a cylinder, color, is metal
+    bodies 10 × 13  x, y, radius, 1 / radius, bounding radius, cos, sin, core, is a cylinder,
+                    color, is metal
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from macnet.clevr.surface import ALPHA_ACROSS, ALPHA_ALONG, OBJECT_RGB
 # Scattered rays of a metal that is seen directly, and in a reflection.
 BRUSHED_RAYS = (QUALITIES["fast"].brushed_rays, 1)
 
-_CAMERA, _LIGHT, _BODY = 12, 9, 12
+_CAMERA, _LIGHT, _BODY = 12, 9, 13
 _COUNT = _CAMERA
 _BRUSH = _COUNT + 1
 _LIGHTS = _BRUSH + 2 * sum(BRUSHED_RAYS)
@@ -68,10 +69,10 @@ def build_table(scenes: np.ndarray) -> np.ndarray:
     size, paint, material, shape = np.moveaxis(scenes["attributes"], -1, 0)
     radius, (bound, core) = _BY_SIZE[size], np.moveaxis(_BY_SHAPE[shape], -1, 0)
     metal = material == MATERIALS.index("metal")
-    columns = x, y, radius, bound * radius, np.cos(yaw), np.sin(yaw), core, shape == CYLINDER
-    for k, column in enumerate(columns):
+    solid = x, y, radius, 1 / radius, bound * radius, np.cos(yaw), np.sin(yaw), core
+    for k, column in enumerate((*solid, shape == CYLINDER)):
         bodies[..., k] = column
-    bodies[..., 8:11], bodies[..., 11] = _BY_COLOR[paint], metal
+    bodies[..., 9:12], bodies[..., 12] = _BY_COLOR[paint], metal
     bodies *= object_mask(scenes)[..., None]
     return table
 

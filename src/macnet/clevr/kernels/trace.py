@@ -189,19 +189,19 @@ def trace_listed(
     )
     images_ptr += number * height * width * 3
     list_ptr += number * height * width
-    SAMPLES: tl.constexpr = GRID * GRID
-    PIXELS: tl.constexpr = RAYS // SAMPLES
-    total = tl.load(counts_ptr + number * 2 + (GRID > 1))
+    samples: tl.constexpr = GRID * GRID
+    pixels: tl.constexpr = RAYS // samples
+    total = tl.load(counts_ptr + number * 2 + (1 if GRID > 1 else 0))
     step = 1
     if GRID > 1:
         list_ptr += height * width - 1
         step = -1
     ray = tl.arange(0, RAYS)
-    sample = ray % SAMPLES
+    sample = ray % samples
     right = ((sample % GRID + 0.5) / GRID - 0.5) * filter_width
     down = ((sample // GRID + 0.5) / GRID - 0.5) * filter_width
-    for start in range(tl.program_id(0) % programs * PIXELS, total, programs * PIXELS):
-        place = start + ray // SAMPLES
+    for start in range(tl.program_id(0) % programs * pixels, total, programs * pixels):
+        place = start + ray // samples
         listed = place < total
         pixel = tl.load(list_ptr + step * place, mask=listed, other=0)
         column, row = pixel % width, pixel // width
@@ -225,10 +225,10 @@ def trace_listed(
             radiance = select(hit, shade(scene, found, point, direction, hit), radiance)
         radiance = _clamp(radiance)
         mean = Vec(
-            tl.sum(tl.reshape(radiance.x, (PIXELS, SAMPLES)), 1) / SAMPLES,
-            tl.sum(tl.reshape(radiance.y, (PIXELS, SAMPLES)), 1) / SAMPLES,
-            tl.sum(tl.reshape(radiance.z, (PIXELS, SAMPLES)), 1) / SAMPLES,
+            tl.sum(tl.reshape(radiance.x, (pixels, samples)), 1) / samples,
+            tl.sum(tl.reshape(radiance.y, (pixels, samples)), 1) / samples,
+            tl.sum(tl.reshape(radiance.z, (pixels, samples)), 1) / samples,
         )
-        place = start + tl.arange(0, PIXELS)
+        place = start + tl.arange(0, pixels)
         pixel = tl.load(list_ptr + step * place, mask=place < total, other=0)
         _store_pixels(images_ptr, pixel, mean, place < total)
