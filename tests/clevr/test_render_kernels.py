@@ -74,7 +74,7 @@ def assert_alike(found: Rendering, wanted: Rendering) -> None:
     """Images but for rounding, objects but for a few pixels on outlines."""
     images, objects, visible = (column.cpu().numpy() for column in found)
     images_, objects_, visible_ = (column.cpu().numpy() for column in wanted)
-    assert (images.dtype, objects.dtype, visible.dtype) == (np.uint8, np.int8, np.int32)
+    assert [str(column.dtype) for column in found] == [str(column.dtype) for column in wanted]
     assert images.shape == images_.shape
     assert psnr(images, images_) >= PSNR
     assert min(map(psnr, images, images_)) >= PSNR - 5
@@ -205,19 +205,19 @@ def test_drawing_can_be_captured_in_a_graph() -> None:
     wanted = render(scenes, 64, 48, device=device, backend="triton")
     frame = launch.Frame(64, 48, shadow_map_resolution(QUALITIES["fast"], 64), 2, FILTER_WIDTH)
     table = tables.upload(tables.build_table(scenes), device)
-    columns = [torch.zeros_like(column) for column in wanted]
+    images, objects, visible = (torch.zeros_like(column) for column in wanted)
     scratch = launch.allocate(len(scenes), frame, device)
 
     def draw() -> None:
-        columns[2].zero_()
+        visible.zero_()
         launch.build_maps(table, scratch, frame)
-        launch.draw(table, scratch, *columns, frame)
+        launch.draw(table, scratch, images, objects, visible, frame)
 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         draw()
-    for column in columns:
+    for column in (images, objects, visible):
         column.fill_(7)
     graph.replay()
     torch.cuda.synchronize()
-    assert all(map(torch.equal, columns, wanted))
+    assert all(map(torch.equal, (images, objects, visible), wanted))
