@@ -13,7 +13,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from macnet.clevr.kernels.constants import LANES, MAP_HALF, MAX_OBJECTS, NUM_LIGHTS, constant
+from macnet.clevr.kernels.constants import (
+    ANY_SIZE,
+    LANES,
+    MAP_HALF,
+    MAX_OBJECTS,
+    NUM_LIGHTS,
+    constant,
+)
 from macnet.clevr.kernels.geometry import Vec, along, dot, load_body, load_vec, normalize, sub
 from macnet.clevr.kernels.tables import COUNT_AT, LIGHT_SIZE, LIGHTS_AT, ROW_SIZE
 
@@ -82,7 +89,7 @@ def _store_rectangle(ptr, x, y, margin, width, height, exists):
     tl.store(ptr + 3, bottom.to(tl.int32), mask=exists)
 
 
-@triton.jit
+@triton.jit(**ANY_SIZE)
 def find_bounds(
     table_ptr,  # (s, row)
     bounds_ptr,  # (s, 10, 24), out

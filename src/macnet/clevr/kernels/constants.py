@@ -22,6 +22,16 @@ def constant(value: float) -> Any:
     return value if INTERPRETED else tl.constexpr(value)
 
 
+# One compilation for images of all sizes, and for any part of an array: programs read and write
+# single numbers, which do not get faster where a size or an address is a multiple of 16.
+_SIZES = ["width", "height", "resolution", "patch", "tiles", "programs", "filter_width"]
+_ARRAYS = ["table", "bounds", "shadows", "smooth", "blurred", "bleed", "objects", "visible"]
+_ARRAYS += ["images", "list", "counts"]
+ANY_SIZE: dict[str, Any] = {
+    "do_not_specialize": _SIZES,
+    "do_not_specialize_on_alignment": [f"{name}_ptr" for name in _ARRAYS],
+}
+
 PI = constant(math.pi)
 INFINITY = constant(math.inf)
 

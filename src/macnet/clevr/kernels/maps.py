@@ -23,6 +23,7 @@ from macnet.clevr.kernels.bounds import (
     in_rectangle,
 )
 from macnet.clevr.kernels.constants import (
+    ANY_SIZE,
     BLEED_SIZE,
     BLEED_STRENGTH,
     BLUR_SIZE,
@@ -90,7 +91,7 @@ def shadow_share(light, body, point, wanted):
     return share
 
 
-@triton.jit
+@triton.jit(**ANY_SIZE)
 def cast_shadows(
     table_ptr,  # (s, row)
     bounds_ptr,  # (s, 10, 24)
@@ -125,6 +126,16 @@ def cast_shadows(
 
 
 @triton.jit
+def _sum_three(layer_ptr, row, column, resolution, exists):
+    """Sums of a texel and its neighbors to the left and right; there is nothing beyond the edge."""
+    ptr = layer_ptr + row * resolution + column
+    exists = exists & (row >= 0) & (row < resolution)
+    total = tl.load(ptr, mask=exists, other=0.0)
+    total += tl.load(ptr - 1, mask=exists & (column > 0), other=0.0)
+    return total + tl.load(ptr + 1, mask=exists & (column < resolution - 1), other=0.0)
+
+
+@triton.jit(**ANY_SIZE)
 def smooth_shadows(
     shadows_ptr,  # (s, 4, r, r)
     smooth_ptr,  # (s, 4, r, r), out: averages over 3 × 3 texels, against jagged hard edges
@@ -139,24 +150,24 @@ def smooth_shadows(
     shadows_ptr += layer * resolution * resolution
     smooth_ptr += layer * resolution * resolution
     right = tl.arange(0, BLOCK)[None]
-    column = tl.arange(0, BLUR_SIZE)[:, None] * patch + right  # (16, block)
     exists = right < patch
+    column = tl.arange(0, BLUR_SIZE)[:, None] * patch + right  # (16, block)
+    first = patch_row * patch
+    above = _sum_three(shadows_ptr, first - 1, column, resolution, exists)
+    here = _sum_three(shadows_ptr, first, column, resolution, exists)
     total = tl.zeros((BLUR_SIZE, BLOCK), tl.float32)
-    for row in range(patch_row * patch, (patch_row + 1) * patch):
-        texel = tl.zeros((BLUR_SIZE, BLOCK), tl.float32)
-        for step in range(9):
-            x, y = column + (step % 3 - 1), row + (step // 3 - 1)
-            inside = exists & (x >= 0) & (x < resolution) & (y >= 0) & (y < resolution)
-            texel += tl.load(shadows_ptr + y * resolution + x, mask=inside, other=0.0)
-        texel = texel / 9
+    for row in range(first, first + patch):
+        below = _sum_three(shadows_ptr, row + 1, column, resolution, exists)
+        texel = (above + here + below) * (1 / 9)
         tl.store(smooth_ptr + row * resolution + column, texel, mask=exists)
         total += texel
+        above, here = here, below
     mean = tl.sum(total, 1) / (patch * patch)  # (16,)
     blurred_ptr += (layer * BLUR_SIZE + patch_row) * BLUR_SIZE
     tl.store(blurred_ptr + tl.arange(0, BLUR_SIZE), mean)
 
 
-@triton.jit
+@triton.jit(**ANY_SIZE)
 def bleed_colors(
     table_ptr,  # (s, row)
     bleed_ptr,  # (s, 3, 128, 128), out

@@ -21,7 +21,7 @@ from macnet.clevr.kernels.bounds import (
     count_bodies,
     in_rectangle,
 )
-from macnet.clevr.kernels.constants import INFINITY, MAX_OBJECTS
+from macnet.clevr.kernels.constants import ANY_SIZE, INFINITY, MAX_OBJECTS
 from macnet.clevr.kernels.geometry import (
     Vec,
     along,
@@ -44,7 +44,7 @@ def camera_ray(row_ptr, x, y):
     return load_vec(row_ptr), normalize(along(along(forward, right, 2 * x - 1), up, 1 - 2 * y))
 
 
-@triton.jit
+@triton.jit(**ANY_SIZE)
 def find_objects(
     table_ptr,  # (s, row)
     bounds_ptr,  # (s, 10, 24)
@@ -120,7 +120,7 @@ def _append(list_ptr, counter_ptr, step, pixel, mask):
         tl.store(list_ptr + step * rank, pixel, mask=mask)
 
 
-@triton.jit
+@triton.jit(**ANY_SIZE)
 def paint_ground(
     table_ptr,  # (s, row)
     bounds_ptr,  # (s, 10, 24)
@@ -164,7 +164,7 @@ def paint_ground(
     _append(list_ptr + (height * width - 1), counts_ptr + 1, -1, pixel, exists & differs)
 
 
-@triton.jit
+@triton.jit(**ANY_SIZE)
 def trace_listed(
     table_ptr,  # (s, row)
     bounds_ptr,  # (s, 10, 24)
