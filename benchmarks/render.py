@@ -28,14 +28,8 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from macnet.clevr.render import (
-    FILTER_WIDTH,
-    QUALITIES,
-    Backend,
-    all_visible,
-    render,
-    shadow_map_resolution,
-)
+from macnet.clevr.backend import Backend
+from macnet.clevr.render import all_visible, render
 from macnet.clevr.scene import Scene, sample_scenes
 from macnet.clevr.scene_array import scenes_to_array
 from record import keep
@@ -118,9 +112,6 @@ def time_kernels(scenes: np.ndarray, size: tuple[int, int], repeats: int) -> dic
     """Median milliseconds of each kernel, and of building the tables on the host."""
     from macnet.clevr.kernels import launch, tables
 
-    quality = QUALITIES["fast"]
-    resolution = shadow_map_resolution(quality, size[0])
-    frame = launch.Frame(*size, resolution, quality.grid, FILTER_WIDTH)
     spent: dict[str, list[float]] = {}
     for _ in range(repeats):
         events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
@@ -135,7 +126,7 @@ def time_kernels(scenes: np.ndarray, size: tuple[int, int], repeats: int) -> dic
             end.record()
             events.append((name, start, end))
 
-        launch.render(scenes, frame, torch.device("cuda"), timer)
+        launch.render(scenes, *size, torch.device("cuda"), timer)
         torch.cuda.synchronize()
         once: dict[str, float] = {}
         for name, start, end in events:

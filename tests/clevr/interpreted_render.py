@@ -16,7 +16,6 @@ import torch
 from triton.runtime import interpreter  # type: ignore[import-not-found,unused-ignore]
 
 from macnet.clevr.kernels import launch
-from macnet.clevr.render import FILTER_WIDTH, QUALITIES, shadow_map_resolution
 
 patch_tensor = interpreter._patch_lang_tensor
 
@@ -37,10 +36,7 @@ def main(scenes_file: str, width: int, height: int, out: str) -> None:
         shadows=tile, bleed=tile, objects=tile, ground=tile, trace={"RAYS": 512}
     )
     scenes, cpu = np.load(scenes_file), torch.device("cpu")
-    quality = QUALITIES["fast"]
-    resolution = shadow_map_resolution(quality, width)
-    frame = launch.Frame(width, height, resolution, quality.grid, FILTER_WIDTH)
-    images, objects, visible = launch.render(scenes, frame, cpu)
+    images, objects, visible = launch.render(scenes, width, height, cpu)
     counted = launch.count_visible(scenes, width, height, cpu)
     np.savez(out, images=images, objects=objects, visible=visible, counted=counted)
 

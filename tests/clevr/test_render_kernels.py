@@ -8,20 +8,15 @@ import os
 import random
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from macnet.clevr.render import (
-    FILTER_WIDTH,
-    QUALITIES,
-    Rendering,
-    all_visible,
-    render,
-    shadow_map_resolution,
-)
+from macnet.clevr.backend import check_backend
+from macnet.clevr.render import Rendering, all_visible, render
 from macnet.clevr.scene import COLORS, Object, Scene, sample_scenes
 from macnet.clevr.scene_array import object_mask, scenes_to_array
 from macnet.errors import InputError
@@ -105,6 +100,20 @@ def test_what_cannot_be_rendered_is_said_in_a_sentence() -> None:
 def test_a_missing_gpu_is_said_in_a_sentence() -> None:
     with pytest.raises(InputError, match="needs a CUDA device, but there is none"):
         render([Scene(())], 48, 32, device="cuda", backend="triton")
+
+
+def test_a_missing_or_old_triton_is_said_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match="needs Triton, which is not installed; use the backend"):
+        check_backend("triton", torch.device("cuda"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: "somewhere")
+    old = types.SimpleNamespace(__version__="3.3.1")
+    monkeypatch.setitem(sys.modules, "triton", old)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="needs Triton 3.4 or later, but this is 3.3.1"):
+        check_backend("triton", torch.device("cuda"))
+    old.__version__ = "3.10.0+git"
+    check_backend("triton", torch.device("cuda"))
 
 
 # --- in the interpreter ----------------------------------------------------------------------
@@ -203,7 +212,7 @@ def test_drawing_can_be_captured_in_a_graph() -> None:
 
     scenes, device = scenes_to_array(sample(7, 8)), torch.device("cuda")
     wanted = render(scenes, 64, 48, device=device, backend="triton")
-    frame = launch.Frame(64, 48, shadow_map_resolution(QUALITIES["fast"], 64), 2, FILTER_WIDTH)
+    frame = launch.fast_frame(64, 48)
     table = tables.upload(tables.build_table(scenes), device)
     images, objects, visible = (torch.zeros_like(column) for column in wanted)
     scratch = launch.allocate(len(scenes), frame, device)

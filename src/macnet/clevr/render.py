@@ -8,19 +8,19 @@ One ray is traced through the center of every pixel; pixels on outlines are then
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from macnet.clevr.backend import Backend, check_backend
 from macnet.clevr.fuse import compiled, fused
 from macnet.clevr.light import BLUR_SIZE
 from macnet.clevr.scene import MAX_OBJECTS, MIN_VISIBLE_SHARE, Scene
-from macnet.clevr.scene_array import object_mask, scenes_to_array
+from macnet.clevr.scene_array import scenes_to_array
 from macnet.clevr.shapes import (
     Bodies,
     Cameras,
@@ -66,9 +66,6 @@ MAX_SIDE = 4096  # of an image: a larger one alone would fill the memory
 # Traced at once: as many as suit a CPU's caches, or take about 2 GB on a GPU, compiled.
 MAX_RAYS = {"cpu": 400_000, "cuda": 62_000_000}
 
-Backend = Literal["torch", "triton"]
-"""Who renders: PyTorch's functions, on any device, or kernels of our own, on CUDA."""
-
 
 class Rendering(NamedTuple):
     """Images of scenes, and which object is where in them."""
@@ -94,23 +91,6 @@ def check_quality(quality: str) -> None:
         raise InputError(f"`quality` is {quality!r}; it must be one of {', '.join(QUALITIES)}")
 
 
-def check_backend(backend: str, device: torch.device, quality: str = "fast") -> None:
-    """Raise `InputError` if a backend does not exist, or cannot render in this quality here."""
-    if backend not in get_args(Backend):
-        choices = ", ".join(get_args(Backend))
-        raise InputError(f"`backend` is {backend!r}; it must be one of {choices}")
-    if backend == "torch":
-        return
-    instead = "use the backend 'torch'"
-    if quality != "fast":
-        raise InputError(f"`backend` 'triton' cannot render in {quality} quality; {instead}")
-    if device.type != "cuda" or not torch.cuda.is_available():
-        where = f"`device` is {str(device)!r}" if device.type != "cuda" else "there is none"
-        raise InputError(f"`backend` 'triton' needs a CUDA device, but {where}; {instead}")
-    if importlib.util.find_spec("triton") is None:
-        raise InputError(f"`backend` 'triton' needs Triton, which is not installed; {instead}")
-
-
 @torch.no_grad()  # always, or everything would be compiled once for each gradient mode
 def render(
     scenes: Sequence[Scene] | np.ndarray,
@@ -133,10 +113,8 @@ def render(
     if backend == "triton":
         from macnet.clevr.kernels import launch
 
-        chosen = QUALITIES[quality]
-        resolution = shadow_map_resolution(chosen, width)
-        frame = launch.Frame(width, height, resolution, chosen.grid, FILTER_WIDTH)
-        return Rendering(*launch.render(scenes_to_array(scenes), frame, torch.device(device)))
+        array = scenes_to_array(scenes)
+        return Rendering(*launch.render(array, width, height, torch.device(device)))
     rays = round(width * height * QUALITIES[quality].rays_per_pixel)
     with compiled(compile):
         parts = [
@@ -160,11 +138,7 @@ def all_visible(
     if backend == "triton":
         from macnet.clevr.kernels import launch
 
-        array = scenes_to_array(scenes)
-        pixels = launch.count_visible(array, width, height, torch.device(device)).cpu()
-        hidden = pixels < MIN_VISIBLE_SHARE * width * height
-        hidden &= torch.from_numpy(object_mask(array))
-        return (~hidden.any(1)).tolist()
+        return launch.all_visible(scenes_to_array(scenes), width, height, torch.device(device))
     verdicts: list[bool] = []
     for count, bodies, visible, _ in _count_pixels(scenes, width, height, torch.device(device)):
         rejected = set(bodies.scene[visible < MIN_VISIBLE_SHARE * width * height].tolist())

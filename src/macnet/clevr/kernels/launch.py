@@ -27,7 +27,9 @@ from torch import Tensor
 
 from macnet.clevr.kernels import bounds, maps, tables, trace
 from macnet.clevr.light import BLUR_SIZE, WATTS
-from macnet.clevr.scene import MAX_OBJECTS
+from macnet.clevr.render import FILTER_WIDTH, QUALITIES, shadow_map_resolution
+from macnet.clevr.scene import MAX_OBJECTS, MIN_VISIBLE_SHARE
+from macnet.clevr.scene_array import object_mask
 from macnet.clevr.surface import BLEED_SIZE
 
 
@@ -90,11 +92,18 @@ Timer = Callable[[str], AbstractContextManager[Any]]
 """Called with a name for each kernel, which is then launched in the context that it returns."""
 
 
+def fast_frame(width: int, height: int) -> Frame:
+    """Images of this size in fast quality."""
+    quality = QUALITIES["fast"]
+    resolution = shadow_map_resolution(quality, width)
+    return Frame(width, height, resolution, quality.grid, FILTER_WIDTH)
+
+
 def render(
-    scenes: np.ndarray, frame: Frame, device: torch.device, timer: Timer = nullcontext
+    scenes: np.ndarray, width: int, height: int, device: torch.device, timer: Timer = nullcontext
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Images, objects and visible pixels of an array of scenes, as in `render.Rendering`."""
-    count, size = len(scenes), (frame.height, frame.width)
+    count, size, frame = len(scenes), (height, width), fast_frame(width, height)
     table = tables.upload(tables.build_table(scenes), device)
     images = torch.empty(count, *size, 3, dtype=torch.uint8, device=device)
     objects = torch.empty(count, *size, dtype=torch.int8, device=device)
@@ -108,6 +117,15 @@ def render(
             part = slice(i, i + chunk)
             draw(few, scratch, images[part], objects[part], visible[part], frame, timer)
     return images, objects, visible
+
+
+def all_visible(scenes: np.ndarray, width: int, height: int, device: torch.device) -> list[bool]:
+    """Whether every object of a scene covers as many pixels as CLEVR demands, for each scene."""
+    pixels = count_visible(scenes, width, height, device).cpu()  # the one time the host waits
+    hidden = pixels < MIN_VISIBLE_SHARE * width * height
+    hidden &= torch.from_numpy(object_mask(scenes))
+    verdicts: list[bool] = (~hidden.any(1)).tolist()
+    return verdicts
 
 
 def count_visible(scenes: np.ndarray, width: int, height: int, device: torch.device) -> Tensor:
