@@ -24,7 +24,8 @@ def constant(value: float) -> Any:
 
 # One compilation for images of all sizes, and for any part of an array: programs read and write
 # single numbers, which do not get faster where a size or an address is a multiple of 16.
-_SIZES = ["width", "height", "resolution", "patch", "tiles", "programs", "filter_width"]
+_SIZES = ["width", "height", "resolution", "patch", "tiles", "programs"]
+_SIZES += ["filter_width", "is_outline"]
 _ARRAYS = ["table", "bounds", "shadows", "smooth", "blurred", "bleed", "objects", "visible"]
 _ARRAYS += ["images", "list", "counts"]
 ANY_SIZE: dict[str, Any] = {

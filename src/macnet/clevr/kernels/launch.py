@@ -188,13 +188,13 @@ def draw(
             **TILES.ground,
         )
     programs = triton.cdiv(width * height, TILES.pixels_per_program)
-    for name, grid in (("trace_bodies", 1), ("trace_outlines", frame.grid)):
+    for is_outline, name in enumerate(("trace_bodies", "trace_outlines")):
         with timer(name):
             trace.trace_listed[scenes * programs,](
                 *(*ground, images, scratch.listed, scratch.counts),
-                *(frame.resolution, width, height, programs, frame.filter_width),
+                *(frame.resolution, width, height, programs, frame.filter_width, is_outline),
                 **TILES.trace,
-                GRID=grid,
+                GRID=frame.grid,
             )
 
 

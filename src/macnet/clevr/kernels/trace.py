@@ -164,6 +164,14 @@ def paint_ground(
     _append(list_ptr + (height * width - 1), counts_ptr + 1, -1, pixel, exists & differs)
 
 
+@triton.jit
+def _average(x, SAMPLES: tl.constexpr):
+    """Each value replaced by the mean of its group of `SAMPLES` in a row."""
+    groups = tl.reshape(x, (x.shape[0] // SAMPLES, SAMPLES))
+    mean = tl.sum(groups, 1, keep_dims=True) / SAMPLES
+    return tl.reshape(tl.broadcast_to(mean, groups.shape), x.shape)
+
+
 @triton.jit(**ANY_SIZE)
 def trace_listed(
     table_ptr,  # (s, row)
@@ -179,27 +187,28 @@ def trace_listed(
     height,
     programs,  # of a scene; together they take all pixels of its list
     filter_width,  # of the pixel filter, in pixels
-    GRID: tl.constexpr,  # rays per side of a pixel; 1 for those of bodies, more on outlines
+    is_outline,  # 0 for the pixels of bodies, a ray each; 1 for those on outlines
+    GRID: tl.constexpr,  # pixels on outlines are the mean over GRID × GRID rays
     RAYS: tl.constexpr,  # of a program at a time
 ):
-    """Listed pixels of a scene, as the mean over GRID × GRID rays."""
+    """The listed pixels of a scene, of one kind. (Not two kernels: to compile takes seconds.)"""
     number = (tl.program_id(0) // programs).to(tl.int64)
     scene = open_scene(
         number, table_ptr, bounds_ptr, shadows_ptr, blurred_ptr, bleed_ptr, resolution
     )
     images_ptr += number * height * width * 3
     list_ptr += number * height * width
-    samples: tl.constexpr = GRID * GRID
-    pixels: tl.constexpr = RAYS // samples
-    total = tl.load(counts_ptr + number * 2 + (1 if GRID > 1 else 0))
-    step = 1
-    if GRID > 1:
+    total = tl.load(counts_ptr + number * 2 + is_outline)
+    step, grid = 1, 1
+    if is_outline != 0:
         list_ptr += height * width - 1
-        step = -1
+        step, grid = -1, GRID
+    samples = grid * grid
+    pixels = RAYS // samples
     ray = tl.arange(0, RAYS)
     sample = ray % samples
-    right = ((sample % GRID + 0.5) / GRID - 0.5) * filter_width
-    down = ((sample // GRID + 0.5) / GRID - 0.5) * filter_width
+    right = ((sample % grid + 0.5) / grid - 0.5) * filter_width
+    down = ((sample // grid + 0.5) / grid - 0.5) * filter_width
     for start in range(tl.program_id(0) % programs * pixels, total, programs * pixels):
         place = start + ray // samples
         listed = place < total
@@ -224,11 +233,10 @@ def trace_listed(
             point = along(origin, direction, tl.where(hit, nearest, 0.0))
             radiance = select(hit, shade(scene, found, point, direction, hit), radiance)
         radiance = _clamp(radiance)
-        mean = Vec(
-            tl.sum(tl.reshape(radiance.x, (pixels, samples)), 1) / samples,
-            tl.sum(tl.reshape(radiance.y, (pixels, samples)), 1) / samples,
-            tl.sum(tl.reshape(radiance.z, (pixels, samples)), 1) / samples,
-        )
-        place = start + tl.arange(0, pixels)
-        pixel = tl.load(list_ptr + step * place, mask=place < total, other=0)
-        _store_pixels(images_ptr, pixel, mean, place < total)
+        if is_outline != 0:
+            radiance = Vec(
+                _average(radiance.x, GRID * GRID),
+                _average(radiance.y, GRID * GRID),
+                _average(radiance.z, GRID * GRID),
+            )
+        _store_pixels(images_ptr, pixel, radiance, listed & (sample == 0))
