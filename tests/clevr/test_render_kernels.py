@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from macnet.clevr.backend import check_backend
-from macnet.clevr.render import Rendering, all_visible, render
+from macnet.clevr.render import QUALITIES, Rendering, all_visible, render
 from macnet.clevr.scene import COLORS, Object, Scene, sample_scenes
 from macnet.clevr.scene_array import object_mask, scenes_to_array
 from macnet.errors import InputError
@@ -114,6 +114,13 @@ def test_a_missing_or_old_triton_is_said_in_a_sentence(monkeypatch: pytest.Monke
         check_backend("triton", torch.device("cuda"))
     old.__version__ = "3.10.0+git"
     check_backend("triton", torch.device("cuda"))
+
+
+def test_fast_quality_is_what_the_kernels_are_written_for() -> None:
+    fast = QUALITIES["fast"]
+    assert (fast.bounces, fast.supersample_bodies) == (1, False)
+    assert fast.grid > 1
+    assert fast.grid & (fast.grid - 1) == 0  # rays of a pixel fill a part of a tile
 
 
 # --- in the interpreter ----------------------------------------------------------------------

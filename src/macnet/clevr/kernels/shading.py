@@ -191,7 +191,7 @@ def body_shadow(scene, number, light, index, point, wanted):
 
 @triton.jit
 def direct_light(scene, index, is_metal, n, brushing, across, cos, point, direction, wanted):
-    """Light of the lamps, without shadows' share: what is received, and what the gloss reflects."""
+    """Light of the lamps at points on bodies: what arrives, and what their gloss reflects."""
     zero = tl.zeros_like(point.x)
     soft, gloss = Vec(zero, zero, zero), Vec(zero, zero, zero)
     quarter = 0.25 / cos
@@ -203,7 +203,7 @@ def direct_light(scene, index, is_metal, n, brushing, across, cos, point, direct
         half = normalize(sub(to_light, direction))
         h, a, c = tl.maximum(dot(half, n), 1e-3), dot(half, brushing), dot(half, across)
         inverse = 1 / (h * h)
-        # Rubber: a Beckmann lobe. (Here as below, no number is divided but once: that is slow.)
+        # Rubber: a Beckmann lobe. (Divisions are slow: one by h² serves both exponents.)
         rough = 1 / (RUBBER_ROUGHNESS * RUBBER_ROUGHNESS)
         beckmann = tl.exp((1 - inverse) * rough) * (inverse * inverse * (rough / PI))
         # Metal: an anisotropic GGX lobe, and the lamp's mirror image.
@@ -237,7 +237,8 @@ def brushed_light(scene, depth, n, brushing, across, mirror, point, direction, w
 def reflected_light(scene, depth, index, point, direction, wanted):
     """What bodies send towards the viewer, at wanted points on the bodies `index`.
 
-    Returns what they send without their mirror image, and the weight and direction of that.
+    Returns what they send without their mirror image, the weight and direction of that, and
+    whether they are of metal.
     """
     body = load_body(scene.row, index)
     color, is_metal = load_material(scene.row, index)
@@ -260,12 +261,12 @@ def reflected_light(scene, depth, index, point, direction, wanted):
     if any_of(wanted & ~is_metal):
         soft = add(soft, indirect_light(scene, n, point))
     coat, sheen = fresnel(cos, 1.2), fresnel(cos, 1.4)
-    weight = tl.where(is_metal, 1.0, RUBBER_GLOSS * coat)
-    painted = tl.where(is_metal, 0.0, (1 - 0.5 * sheen) * (1 - coat) / PI)
-    sent = add(times(multiply(color, soft), painted), times(gloss, weight))
-    white = Vec(weight, weight, weight)
-    sent = select(is_metal, multiply(color, gloss), sent)
-    return sent, select(is_metal, times(color, 1 - BRUSHED), white), mirror, is_metal
+    coat_weight = RUBBER_GLOSS * coat
+    paint = times(multiply(color, soft), (1 - 0.5 * sheen) * (1 - coat) * (1 / PI))
+    sent = select(is_metal, multiply(color, gloss), along(paint, gloss, coat_weight))
+    white = Vec(coat_weight, coat_weight, coat_weight)
+    weight = select(is_metal, times(color, 1 - BRUSHED), white)
+    return sent, weight, mirror, is_metal
 
 
 @triton.jit
@@ -287,7 +288,7 @@ def shade(scene, index, point, direction, wanted):
     """Radiance of the bodies `index` at wanted points, towards where the rays come from."""
     zero = tl.zeros_like(point.x)
     radiance, share = Vec(zero, zero, zero), Vec(zero + 1, zero + 1, zero + 1)
-    for depth in range(2):
+    for depth in range(2):  # `bounces` of fast quality is 1
         if any_of(wanted):
             sent, weight, mirror, is_metal = reflected_light(
                 scene, depth, index, point, direction, wanted
