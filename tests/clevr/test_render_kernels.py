@@ -127,9 +127,12 @@ def test_fast_quality_is_what_the_kernels_are_written_for() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize(("width", "height"), [(48, 32), (37, 19)])
-def test_interpreted_kernels_render_the_same(tmp_path: Path, width: int, height: int) -> None:
-    scenes = scenes_to_array([every_kind(), *sample(1, 1), Scene(())])
+@pytest.mark.parametrize(("width", "height", "count"), [(48, 32, 2), (25, 17, 0)])
+def test_interpreted_kernels_render_the_same(
+    tmp_path: Path, width: int, height: int, count: int
+) -> None:
+    others = [*sample(1, 1), Scene(())]
+    scenes = scenes_to_array([every_kind(), *others[:count]])
     np.save(tmp_path / "scenes.npy", scenes)
     script = Path(__file__).with_name("interpreted_render.py")
     arguments = [tmp_path / "scenes.npy", width, height, tmp_path / "out.npz"]
