@@ -1,26 +1,37 @@
-"""Images rendered per second, and the speedup from compiling the renderer's functions.
+"""Images rendered per second: by Triton kernels, by torch with compiled functions, and plain.
 
     python benchmarks/render.py --device cuda --size 224x224 --out results/render_speed_h200.json
+    python benchmarks/render.py --device cuda --size 128x128 --backends triton plain
     python benchmarks/render.py --device cpu --scenes 60 --out results/render_speed_cpu.json
 
-Timed is all it takes from `Scene` objects to uint8 images on the device. "plain" is the same code
-run eagerly; the ratio of the two is measured in one run, after a check that both render the same.
+Timed is all it takes from an array of scenes, as a `Stream` has them, to uint8 images on the
+device. "plain" is the torch renderer run eagerly; the ratios to it are measured in one run, after a
+check that all render the same. The first call is timed with empty caches of compiled code, and
+`kernel_milliseconds` are those of each kernel for all scenes, by CUDA's events.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import multiprocessing
+import os
 import random
 import statistics
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+import numpy as np
 import torch
 
-from macnet.clevr.render import render
+from macnet.clevr.backend import Backend
+from macnet.clevr.render import all_visible, render
 from macnet.clevr.scene import Scene, sample_scenes
+from macnet.clevr.scene_array import scenes_to_array
 from record import keep
 
 
@@ -44,46 +55,124 @@ def measure_cpu(scenes: list[Scene], size: tuple[int, int], quality: str, proces
         return len(scenes) / (time.perf_counter() - start)
 
 
-def compare(scenes: list[Scene], size: tuple[int, int], quality: str) -> None:
-    """Check that compiled and eager images are equal up to rounding, but for a few pixels."""
-    plain, fused = (render(scenes, *size, quality, "cuda", compile=c) for c in (False, True))
-    levels = (plain.images.int() - fused.images.int()).abs()
-    shares = (levels <= 2).float().mean().item(), (plain.objects == fused.objects).float().mean()
-    if shares[0] < 0.995 or shares[1] < 0.999:
-        raise SystemExit(f"compiled images differ: {shares[0]:.4f} of levels are near")
+BACKENDS: dict[str, dict[str, Any]] = {
+    "triton": {"backend": "triton"},
+    "compiled": {"compile": True},
+    "plain": {},
+}
 
 
-def measure_cuda(
-    scenes: list[Scene], size: tuple[int, int], quality: str, repeats: int
+def compare(scenes: np.ndarray, size: tuple[int, int], quality: str, name: str) -> dict[str, float]:
+    """Check that images are equal to plain ones up to rounding, but for a few pixels."""
+    plain, other = (render(scenes, *size, quality, "cuda", **BACKENDS[k]) for k in ("plain", name))
+    levels = (plain.images.int() - other.images.int()).abs()
+    near = (levels <= 2).float().mean().item()
+    same = (plain.objects == other.objects).float().mean().item()
+    error = levels.double().square().mean().item()
+    psnr = 10 * math.log10(255**2 / max(error, 1e-9))
+    if near < 0.995 or same < 0.999 or psnr < 45:
+        raise SystemExit(f"{name} images differ: {near:.4f} of levels are near, {psnr:.1f} dB")
+    return {"psnr_to_plain": round(psnr, 1), "equal_objects": round(same, 6)}
+
+
+def measure_backend(
+    scenes: np.ndarray, size: tuple[int, int], quality: str, repeats: int, name: str
 ) -> dict[str, Any]:
-    def seconds(compile: bool) -> float:
+    """Rates of one backend: the median, lowest and highest of several runs."""
+
+    def seconds() -> float:
         start = time.perf_counter()
-        render(scenes, *size, quality, "cuda", compile=compile)
+        render(scenes, *size, quality, "cuda", **BACKENDS[name])
         torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    def rate(compile: bool) -> float:
-        return len(scenes) / statistics.median(seconds(compile) for _ in range(repeats))
-
-    first = seconds(compile=True)
-    compare(scenes[:20], size, quality)
-    seconds(compile=True)
+    first = seconds()
+    alike = compare(scenes[:64], size, quality, name) if name != "plain" else {}
+    seconds()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    kept = render(scenes, *size, quality, "cuda", compile=True)
+    kept = render(scenes, *size, quality, "cuda", **BACKENDS[name])
     outputs = sum(column.numel() * column.element_size() for column in kept)
-    # Concatenating the parts needs the outputs twice; everything beyond that is scratch memory.
-    scratch = torch.cuda.max_memory_allocated() - before - 2 * outputs
-    compiled = rate(compile=True)
-    seconds(compile=False)
-    plain = rate(compile=False)
+    # Torch concatenates parts, which needs the outputs twice; all beyond that is scratch memory.
+    copies = 1 if name == "triton" else 2
+    scratch = torch.cuda.max_memory_allocated() - before - copies * outputs
+    del kept
+    rates = sorted(len(scenes) / seconds() for _ in range(repeats))
     return {
-        "images_per_second": round(compiled),
-        "plain_images_per_second": round(plain),
-        "compiled_over_plain": round(compiled / plain, 2),
+        "images_per_second": round(statistics.median(rates)),
+        "lowest": round(rates[0]),
+        "highest": round(rates[-1]),
         "first_call_seconds": round(first, 1),
         "scratch_gigabytes": round(scratch / 1e9, 2),
+        **alike,
     }
+
+
+def time_kernels(scenes: np.ndarray, size: tuple[int, int], repeats: int) -> dict[str, Any]:
+    """Median milliseconds of each kernel, and of building the tables on the host."""
+    from macnet.clevr.kernels import launch, tables
+
+    spent: dict[str, list[float]] = {}
+    for _ in range(repeats):
+        events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = []
+
+        @contextmanager
+        def timer(
+            name: str, events: list[tuple[str, torch.cuda.Event, torch.cuda.Event]] = events
+        ) -> Iterator[None]:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            yield
+            end.record()
+            events.append((name, start, end))
+
+        launch.render(scenes, *size, torch.device("cuda"), timer)
+        torch.cuda.synchronize()
+        once: dict[str, float] = {}
+        for name, start, end in events:
+            once[name] = once.get(name, 0.0) + start.elapsed_time(end)
+        begin = time.perf_counter()
+        tables.build_table(scenes)
+        once["build_table, on the host"] = 1e3 * (time.perf_counter() - begin)
+        for name, milliseconds in once.items():
+            spent.setdefault(name, []).append(milliseconds)
+    return {name: round(statistics.median(times), 3) for name, times in spent.items()}
+
+
+def measure_visibility(scenes: np.ndarray, size: tuple[int, int], repeats: int) -> dict[str, int]:
+    """Scenes per second of the test whether all objects are visible, with its answer."""
+
+    def rate(backend: Backend) -> float:
+        all_visible(scenes, *size, "cuda", backend=backend)
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            all_visible(scenes, *size, "cuda", backend=backend)
+            times.append(time.perf_counter() - start)
+        return len(scenes) / statistics.median(times)
+
+    return {backend: round(rate(backend)) for backend in get_args(Backend)}
+
+
+def measure_cuda(
+    scenes: np.ndarray, size: tuple[int, int], quality: str, repeats: int, backends: list[str]
+) -> dict[str, Any]:
+    numbers: dict[str, Any] = {}
+    # (An empty cache for Triton, and for what torch.compile makes.)
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ |= {"TRITON_CACHE_DIR": f"{cache}/triton", "TORCHINDUCTOR_CACHE_DIR": cache}
+        for name in backends:
+            numbers[name] = measure_backend(scenes, size, quality, repeats, name)
+            print(name, numbers[name], flush=True)
+        if "triton" in backends:
+            numbers["triton"]["kernel_milliseconds"] = time_kernels(scenes, size, repeats)
+            numbers["visibility_tests_per_second"] = measure_visibility(scenes, size, repeats)
+    if "plain" in backends:
+        plain = numbers["plain"]["images_per_second"]
+        for name in backends:
+            ratio = numbers[name]["images_per_second"] / plain
+            numbers[name]["over_plain"] = round(ratio, 2)
+    return numbers
 
 
 def main() -> None:
@@ -93,6 +182,7 @@ def main() -> None:
     parser.add_argument("--quality", default="fast")
     parser.add_argument("--scenes", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--backends", nargs="+", choices=BACKENDS, help="on CUDA; all by default")
     parser.add_argument("--processes", type=int, default=2, help="on a CPU")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -100,7 +190,14 @@ def main() -> None:
     scenes = sample(args.scenes)
     numbers = {"size": args.size, "quality": args.quality, "scenes": args.scenes}
     if args.device == "cuda":
-        numbers |= measure_cuda(scenes, (width, height), args.quality, args.repeats)
+        can = [name for name in BACKENDS if name != "triton" or args.quality == "fast"]
+        numbers |= measure_cuda(
+            scenes_to_array(scenes),
+            (width, height),
+            args.quality,
+            args.repeats,
+            args.backends or can,
+        )
     else:
         rate = measure_cpu(scenes, (width, height), args.quality, args.processes)
         numbers |= {"processes": args.processes, "images_per_second": round(rate, 1)}

@@ -1,0 +1,39 @@
+"""Who renders: PyTorch's functions, on any device, or Triton kernels of our own, on CUDA."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Literal, get_args
+
+import torch
+
+from macnet.errors import InputError
+
+Backend = Literal["torch", "triton"]
+
+MIN_TRITON = (3, 4)  # the first that compiles the kernels
+
+
+def check_backend(backend: str, device: torch.device, quality: str = "fast") -> None:
+    """Raise `InputError` if a backend does not exist, or cannot render in this quality here."""
+    if backend not in get_args(Backend):
+        choices = ", ".join(get_args(Backend))
+        raise InputError(f"`backend` is {backend!r}; it must be one of {choices}")
+    if backend == "triton" and (missing := _missing_for_triton(device, quality)):
+        raise InputError(f"`backend` 'triton' {missing}; use the backend 'torch'")
+
+
+def _missing_for_triton(device: torch.device, quality: str) -> str | None:
+    if quality != "fast":
+        return f"cannot render in {quality} quality"
+    if device.type != "cuda":
+        return f"needs a CUDA device, but `device` is {str(device)!r}"
+    if not torch.cuda.is_available():
+        return "needs a CUDA device, but there is none"
+    if importlib.util.find_spec("triton") is None:
+        return "needs Triton, which is not installed"
+    import triton
+
+    needed = ".".join(map(str, MIN_TRITON))
+    is_older = tuple(int(part) for part in triton.__version__.split(".")[:2]) < MIN_TRITON
+    return f"needs Triton {needed} or later, but this is {triton.__version__}" if is_older else None
