@@ -10,14 +10,17 @@ QUESTION := What color is the cylinder that is left of the small metal thing \
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test pytest gpu-test lint
-# The shipped network answers about a fresh scene; then a small one learns beside it, on the CPU.
+# The shipped network answers about a fresh scene, and 500 questions about others. Then a small one learns an easier
+# world on the CPU: one to three objects, and questions with one relation at most. An LSTM, which sees no image, does too.
 run: .venv/installed
 	$(BIN)/macnet ask --seed 12 --save out/scene.png "Are there more cubes than cylinders?"
 	$(BIN)/macnet ask out/scene.png \
 		"How many red things are made of the same material as the brown cylinder?"
 	$(BIN)/macnet ask out/scene.png "$(QUESTION)"
 	$(BIN)/macnet explain out/scene.png "$(QUESTION)" --out out/explanation.html
-	$(BIN)/macnet generate out/world --train 8000 --val 500 --size 64x64 --seed 1
+	$(BIN)/macnet evaluate --world-images 50 --world-seed 12 --cache out/cache --json out/shipped.json
+	$(BIN)/macnet generate out/world --train 12000 --val 500 --size 64x64 --seed 1 \
+		--num-objects 1 3 --families zero_hop one_hop
 	$(BIN)/macnet sheet out/world out/sheet.png
 	$(BIN)/macnet train out/world --size 64x64 --recipe fast --overrides examples/small_mac.toml \
 		--cache out/cache --out out/mac --resume --preset small
