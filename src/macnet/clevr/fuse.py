@@ -13,8 +13,13 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+# Numbers in a tensor that is computed at once on a CPU, for each of its threads: so few that a
+# formula's tensors stay in the caches, and enough for torch to use all threads.
+BLOCK_SIZE = 32_768
 
 _compiling: ContextVar[bool] = ContextVar("compiling", default=False)
 
@@ -29,21 +34,66 @@ def compiled(enabled: bool) -> Iterator[None]:
         _compiling.reset(token)
 
 
-def fused(function: F) -> F:
+def fused(columnwise: int = 0, rows: int = 1) -> Callable[[F], F]:
     """Decorator of a function of tensors that may be compiled into one kernel.
 
     Its last argument must be a tensor as long as its results: empty ones are not compiled.
+
+    Column i of the result may depend on column i alone of the last `columnwise` arguments: tensors,
+    or tuples of tensors, with the same last dimension as the result. On a CPU they are processed in
+    blocks of columns. `rows` is the number of rows of most tensors within the function.
     """
 
-    @functools.cache
-    def kernel() -> F:
-        return torch.compile(function, dynamic=True)  # type: ignore[return-value]
+    def decorate(function: F) -> F:
+        @functools.cache
+        def kernel() -> F:
+            return torch.compile(function, dynamic=True)  # type: ignore[return-value]
 
-    @functools.wraps(function)
-    def run(*args: Any) -> Any:
-        # Called by another fused function, it becomes a part of that function's kernel.
-        if torch.compiler.is_compiling() or not _compiling.get() or not args[-1].numel():
+        @functools.wraps(function)
+        def run(*args: Any) -> Any:
+            # Called by another fused function, it becomes a part of that function's kernel.
+            if torch.compiler.is_compiling():
+                return function(*args)
+            if _compiling.get() and args[-1].numel():
+                return kernel()(*args)
+            if columnwise and args[-1].device.type == "cpu":
+                return _run_in_blocks(function, args[:-columnwise], args[-columnwise:], rows)
             return function(*args)
-        return kernel()(*args)
 
-    return run  # type: ignore[return-value]
+        return run  # type: ignore[return-value]
+
+    return decorate
+
+
+def _run_in_blocks(
+    function: Callable[..., Any], tables: tuple[Any, ...], columns: tuple[Any, ...], rows: int
+) -> Any:
+    size = BLOCK_SIZE // rows * torch.get_num_threads()
+    count = columns[-1].shape[-1]
+    if count <= size:
+        return function(*tables, *columns)
+    # Blocks of about equal size; a multiple of 32 of them, so that the same numbers as without
+    # blocks are left over when torch computes 32 at a time: it may round those differently.
+    size = -(-count // -(-count // size) // 32) * 32
+    starts = range(0, count, size)
+    return _concatenate(
+        [function(*tables, *(_narrow(k, i, min(size, count - i)) for k in columns)) for i in starts]
+    )
+
+
+def _narrow(value: Any, start: int, length: int) -> Any:
+    """Some columns of a tensor, or of each tensor in a tuple."""
+    if isinstance(value, Tensor):
+        return value.narrow(-1, start, length)
+    return _like(value, (_narrow(item, start, length) for item in value))
+
+
+def _concatenate(parts: list[Any]) -> Any:
+    if isinstance(parts[0], Tensor):
+        return torch.cat(parts, dim=-1)
+    return _like(parts[0], (_concatenate(list(items)) for items in zip(*parts, strict=True)))
+
+
+def _like(template: Any, items: Iterator[Any]) -> Any:
+    """A tuple of the same type, named or not."""
+    return type(template)(*items) if hasattr(template, "_fields") else tuple(items)

@@ -125,7 +125,7 @@ class Candidates(NamedTuple):
     point: Tensor  # (3, n)
 
 
-@fused
+@fused(2)
 def _may_occlude(bodies: Bodies, lights: Lights, candidates: Candidates, body: Tensor) -> Tensor:
     point = Vec(*candidates.point)
     direction = normalize(take_vec(lights.location, candidates.light) - point)
@@ -133,7 +133,7 @@ def _may_occlude(bodies: Bodies, lights: Lights, candidates: Candidates, body: T
     return near_sphere(bodies, body, margin, point, direction)
 
 
-@fused
+@fused(1)
 def _shadow_share(
     bodies: Bodies, lights: Lights, candidates: Candidates, occluding: Tensor
 ) -> Tensor:
@@ -169,7 +169,7 @@ def shadow_map(bodies: Bodies, lights: Lights, resolution: int) -> Tensor:
     return layers.view(4, scenes, resolution, resolution)
 
 
-@fused
+@fused()
 def _shadow_bounds(
     bodies: Bodies, scenes: int, scale: float, location: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -186,7 +186,7 @@ def _shadow_bounds(
     return low_high[:2], low_high[2:]
 
 
-@fused
+@fused()
 def _ground_candidates(
     bodies: Bodies, scenes: int, resolution: int, shadow: Tensor, column: Tensor, row: Tensor
 ) -> tuple[Candidates, Tensor]:
@@ -244,7 +244,7 @@ def body_shadows(bodies: Bodies, lighting: Lighting, body: Tensor, point: Tensor
     return shares.view(4, -1)
 
 
-@fused
+@fused()
 def _body_candidates(
     lighting: Lighting, start: Tensor, order: Tensor, point: Tensor, owner: Tensor, k: Tensor
 ) -> tuple[Candidates, Tensor]:

@@ -200,7 +200,7 @@ def _camera_rays(cameras: Cameras, scene: Tensor, x: Tensor, y: Tensor) -> tuple
     return origin, normalize(forward + right.times(2 * x - 1) + up.times(1 - 2 * y))
 
 
-@fused
+@fused(2)
 def _intersect(
     bodies: Bodies, cameras: Cameras, samples: Samples, sample: Tensor, body: Tensor
 ) -> Tensor:
@@ -208,7 +208,7 @@ def _intersect(
     return intersect(bodies, body, *_camera_rays(cameras, scene, x, y))
 
 
-@fused
+@fused(2)
 def _hits(
     cameras: Cameras, samples: Samples, t: Tensor, body: Tensor, hit: Tensor, pair: Tensor
 ) -> Hits:
@@ -218,7 +218,7 @@ def _hits(
     return Hits(body.index_select(0, pair), point.stack(), direction.stack())
 
 
-@fused
+@fused(3)
 def _backdrop(batch: SceneBatch, cameras: Cameras, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return ground(batch, scene, *_camera_rays(cameras, scene, x, y)).stack()
 
@@ -306,7 +306,7 @@ def _supersample(
     return samples, sample, body.index_select(0, kept).repeat(grid * grid)
 
 
-@fused
+@fused()
 def _to_srgb(radiance: Tensor) -> Tensor:
     """(3, n) linear radiance → (n, 3) uint8 sRGB."""
     curve = 1.055 * radiance.clamp(min=1e-9) ** (1 / 2.4) - 0.055

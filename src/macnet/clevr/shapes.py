@@ -21,7 +21,7 @@ from macnet.clevr.camera import ASPECT, FOCAL, camera_axes
 from macnet.clevr.fuse import fused
 from macnet.clevr.scene import RADIUS, SHAPES, SIZES
 from macnet.clevr.scene_array import object_mask
-from macnet.clevr.vector import Vec, dot, normalize, take, take_vec
+from macnet.clevr.vector import Vec, dot, normalize, select, take, take_vec
 
 # Fitted to outlines and highlights of original images; in the original meshes, the flat part of a
 # cube's face is 0.77 and of a cylinder's top 0.92.
@@ -80,42 +80,64 @@ def build_cameras(scenes: np.ndarray, device: torch.device) -> Cameras:
 # --- one ray, one body -----------------------------------------------------------------------
 
 
-def to_object_space(v: Vec, bodies: Bodies, which: Tensor) -> Vec:
-    """Rotate and scale vectors into the object space of bodies, where each has radius 1."""
+class ObjectRays(NamedTuple):
+    """Rays in the object space of the body that each may hit, in which the body has radius 1."""
+
+    origin: Vec
+    direction: Vec
+    core: Tensor  # (n,) of the body
+    is_cylinder: Tensor  # (n,) 1.0 or 0.0
+
+
+def to_object_space(bodies: Bodies, which: Tensor, offset: Vec, direction: Vec) -> ObjectRays:
+    """Rotate and scale rays that start at an `offset` from the centers of bodies."""
     cos, sin = take(bodies.cos, which), take(bodies.sin, which)
-    rotated = Vec(cos * v.x + sin * v.y, cos * v.y - sin * v.x, v.z)
-    return rotated.times(1 / take(bodies.radius, which))
+    scale = take(1 / bodies.radius, which)
+    p, d = (
+        Vec(cos * v.x + sin * v.y, cos * v.y - sin * v.x, v.z).times(scale)
+        for v in (offset, direction)
+    )
+    return ObjectRays(p, d, take(bodies.core, which), take(bodies.is_cylinder.float(), which))
 
 
-def signed_distance(p: Vec, d: Vec, core: Tensor, is_cylinder: Tensor) -> tuple[Tensor, Tensor]:
-    """Signed distance of points p to a body in object space, and its derivative in direction d."""
+def _distance_to_core(rays: ObjectRays, t: Tensor) -> tuple[Tensor, Tensor, Vec]:
+    """Distance of the points at t to the core, its derivative by t, and the points.
+
+    The points are folded: a cylinder is a box in the coordinates distance from its axis, 0, z.
+    """
+    p, d, core = rays.origin + rays.direction.times(t), rays.direction, rays.core
     planar = (p.x * p.x + p.y * p.y).clamp(min=1e-12).sqrt()
-    x = torch.where(is_cylinder, planar, p.x.abs()) - core
-    y = torch.where(is_cylinder, 0.0, p.y.abs()) - core
-    z = p.z.abs() - core
-    dx = torch.where(is_cylinder, (p.x * d.x + p.y * d.y) / planar, p.x.sign() * d.x)
-    dy, dz = p.y.sign() * d.y, p.z.sign() * d.z
-    inside = torch.maximum(torch.maximum(x, y), z).clamp(max=0)
-    x, y, z = x.clamp(min=0), y.clamp(min=0), z.clamp(min=0)
-    outside = (x * x + y * y + z * z).sqrt()
-    slope = (x * dx + y * dy + z * dz) / outside.clamp(min=1e-9)
-    return outside + inside - (1 - core), slope
+    x = select(rays.is_cylinder, planar, p.x)
+    dx = select(rays.is_cylinder, (p.x * d.x + p.y * d.y) / planar, d.x)
+    y = p.y * (1 - rays.is_cylinder)
+    beyond = Vec(*(k - k.clamp(-core, core) for k in (x, y, p.z)))  # from the core's nearest point
+    distance = dot(beyond, beyond).sqrt()
+    slope = dot(beyond, Vec(dx, d.y, d.z)) / distance.clamp(min=1e-9)
+    return distance, slope, Vec(x, y, p.z)
+
+
+def signed_distance(rays: ObjectRays, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Signed distance of the points at t to the body's surface, and its derivative by t."""
+    outside, slope, p = _distance_to_core(rays, t)
+    farthest = torch.maximum(torch.maximum(p.x.abs(), p.y.abs()), p.z.abs())
+    inside = (farthest - rays.core).clamp(max=0)  # of the core, where it is below zero
+    return outside + inside - (1 - rays.core), slope
 
 
 def intersect(bodies: Bodies, which: Tensor, origin: Vec, direction: Vec) -> Tensor:
     """Distance along each ray at which it enters its body; infinity if it misses."""
-    p = to_object_space(origin - take_vec(bodies.center, which), bodies, which)
-    d = to_object_space(direction, bodies, which)
-    core, is_cylinder = take(bodies.core, which), take(bodies.is_cylinder, which)
+    offset = origin - take_vec(bodies.center, which)
+    rays = to_object_space(bodies, which, offset, direction)
+    p, d = rays.origin, rays.direction
     # The part of the ray within the bounding box, by the slab method.
     (in_x, out_x), (in_y, out_y), (in_z, out_z) = _slab(p.x, d.x), _slab(p.y, d.y), _slab(p.z, d.z)
     first = torch.maximum(torch.maximum(in_x, in_y), in_z)
     last = torch.minimum(torch.minimum(out_x, out_y), out_z)
     t = first
     for _ in range(NEWTON_STEPS):
-        gap, slope = signed_distance(p + d.times(t), d, core, is_cylinder)
+        gap, slope = signed_distance(rays, t)
         t = t + (gap / (-slope).clamp(min=1e-3)).clamp(min=0)
-    gap, _ = signed_distance(p + d.times(t), d, core, is_cylinder)
+    gap, _ = signed_distance(rays, t)
     is_hit = (first < last) & (first > 0) & (t <= last) & (gap < 2e-3)
     return torch.where(is_hit, t, torch.inf)
 
@@ -128,12 +150,12 @@ def _slab(p: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
 
 def surface_normal(bodies: Bodies, which: Tensor, point: Vec) -> Vec:
     """Outward normal at a point of a body's surface: away from the nearest point of the core."""
-    p = to_object_space(point - take_vec(bodies.center, which), bodies, which)
-    core, is_cylinder = take(bodies.core, which), take(bodies.is_cylinder, which)
-    x, y, z = (k.sign() * (k.abs() - core).clamp(min=0) for k in (p.x, p.y, p.z))
+    offset = point - take_vec(bodies.center, which)
+    p, _, core, is_cylinder = to_object_space(bodies, which, offset, offset)
+    x, y, z = (k - k.clamp(-core, core) for k in (p.x, p.y, p.z))
     planar = (p.x * p.x + p.y * p.y).clamp(min=1e-12).sqrt()
     side = (1 - core / planar).clamp(min=0)
-    x, y = torch.where(is_cylinder, p.x * side, x), torch.where(is_cylinder, p.y * side, y)
+    x, y = select(is_cylinder, p.x * side, x), select(is_cylinder, p.y * side, y)
     cos, sin = take(bodies.cos, which), take(bodies.sin, which)
     return normalize(Vec(cos * x - sin * y, sin * x + cos * y, z))
 
@@ -142,24 +164,23 @@ def closest_approach(
     bodies: Bodies, which: Tensor, origin: Vec, direction: Vec
 ) -> tuple[Tensor, Tensor]:
     """Smallest signed distance of a ray to a body, and the position along the ray where it is."""
-    offset = take_vec(bodies.center, which) - origin
-    p = to_object_space(offset.times(-1.0), bodies, which)
-    d = to_object_space(direction, bodies, which)
-    core, is_cylinder = take(bodies.core, which), take(bodies.is_cylinder, which)
-    middle, bound = dot(offset, direction), take(bodies.bounding_radius, which)
+    offset = origin - take_vec(bodies.center, which)
+    rays = to_object_space(bodies, which, offset, direction)
+    middle, bound = -dot(offset, direction), take(bodies.bounding_radius, which)
     low, high = (middle - bound).clamp(min=0), (middle + bound).clamp(min=0)
-    steepest = 1 / take(bodies.radius, which)
-    falls, rises = -steepest, steepest  # the slopes at low and high
+    radius = take(bodies.radius, which)
+    rises = 1 / radius  # the steepest slope that there is, taken for those at low and high
+    falls = -rises
     for _ in range(BISECTIONS):
         t = (low + high) / 2
-        _, slope = signed_distance(p + d.times(t), d, core, is_cylinder)
-        falling = slope < 0
-        low, high = torch.where(falling, t, low), torch.where(falling, high, t)
-        falls, rises = torch.where(falling, slope, falls), torch.where(falling, rises, slope)
+        _, slope, _ = _distance_to_core(rays, t)
+        falling = -slope.sign().clamp(max=0)
+        low, high = select(falling, t, low), select(falling, high, t)
+        falls, rises = select(falling, slope, falls), select(falling, rises, slope)
     # Interpolate to where the slope is zero: bisection alone would leave ripples in penumbras.
     t = low - falls * (high - low) / (rises - falls).clamp(min=1e-6)
-    gap, _ = signed_distance(p + d.times(t), d, core, is_cylinder)
-    return gap * take(bodies.radius, which), t
+    gap, _ = signed_distance(rays, t)
+    return gap * radius, t
 
 
 def near_sphere(
@@ -181,7 +202,7 @@ def expand_counts(counts: Tensor) -> tuple[Tensor, Tensor]:
     return owner, _rank(counts.cumsum(0) - counts, owner)
 
 
-@fused
+@fused()
 def _rank(start: Tensor, owner: Tensor) -> Tensor:
     return torch.arange(owner.shape[0], device=owner.device) - start.index_select(0, owner)
 
@@ -197,7 +218,7 @@ def rasterize(low: Tensor, high: Tensor, size: tuple[int, int]) -> tuple[Tensor,
     return owner, *_cell(first, columns, start, owner)
 
 
-@fused
+@fused()
 def _cell(first: Tensor, columns: Tensor, start: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
     k = _rank(start, owner)
     stride = columns.index_select(0, owner)
@@ -225,7 +246,7 @@ def find_neighbors(bodies: Bodies) -> Neighbors:
     return Neighbors(body, other + (other >= body), num_others, num_others.cumsum(0) - num_others)
 
 
-@fused
+@fused()
 def _sort_key(t: Tensor) -> Tensor:
     return (t.view(torch.int32).long() << 32) | torch.arange(t.shape[0], device=t.device)
 
@@ -260,7 +281,7 @@ def pixel_candidates(
     return (take(bodies.scene, body) * height + y) * width + x, body
 
 
-@fused
+@fused()
 def _screen_bounds(
     bodies: Bodies, cameras: Cameras, width: int, height: int, scene: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -143,7 +143,7 @@ def environment(batch: SceneBatch, scene: Tensor, origin: Vec, direction: Vec) -
     return where(direction.z < -0.02, down, Vec(cove, cove, cove))
 
 
-@fused
+@fused(2)
 def environment_along(batch: SceneBatch, rays: Rays, body: Tensor) -> Tensor:
     """(3, n): radiance of the environment along rays that leave bodies."""
     scene = take(batch.bodies.scene, body)
@@ -181,7 +181,7 @@ def multiply(color: Vec, light: Vec) -> Vec:
     return Vec(color.x * light.x, color.y * light.y, color.z * light.z)
 
 
-@fused
+@fused(1)
 def shade_rubber(batch: SceneBatch, hits: Hits, shadows: Tensor, k: Tensor) -> Tensor:
     """(3, n): radiance of rubber towards the viewer, at the hits with index k."""
     body = hits.body.index_select(0, k)
@@ -216,7 +216,7 @@ def brushed_frame(bodies: Bodies, body: Tensor, point: Vec) -> tuple[Vec, Vec, V
     return n, along, cross(n, along)
 
 
-@fused
+@fused(1)
 def metal_highlights(batch: SceneBatch, hits: Hits, shadows: Tensor, k: Tensor) -> Tensor:
     """(3, n): highlights of the lights in metal, at the hits with index k, before its tint."""
     body = hits.body.index_select(0, k)
@@ -238,7 +238,7 @@ def metal_highlights(batch: SceneBatch, hits: Hits, shadows: Tensor, k: Tensor) 
     return sum_colored(amounts).stack()
 
 
-@fused
+@fused()
 def reflection_rays(bodies: Bodies, hits: Hits, brushed_rays: int, k: Tensor) -> tuple[Rays, Rays]:
     """Reflection rays of metal: n mirrored ones, and n · brushed_rays scattered by the brushing.
 
@@ -261,14 +261,14 @@ def reflection_rays(bodies: Bodies, hits: Hits, brushed_rays: int, k: Tensor) ->
     return Rays(body, origin, mirror.stack()), Rays(*many)
 
 
-@fused
+@fused(2)
 def _is_near(bodies: Bodies, neighbors: Neighbors, rays: Rays, ray: Tensor, k: Tensor) -> Tensor:
     body = rays.body.index_select(0, ray)
     other = neighbors.other.index_select(0, neighbors.first.index_select(0, body) + k)
     return near_sphere(bodies, other, 0.0, take_vec(rays.point, ray), take_vec(rays.direction, ray))
 
 
-@fused
+@fused(1)
 def _intersect_neighbors(
     bodies: Bodies, neighbors: Neighbors, rays: Rays, ray: Tensor, k: Tensor, close: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -53,6 +53,14 @@ def where(condition: Tensor, a: Vec, b: Vec) -> Vec:
     return Vec(*(torch.where(condition, p, q) for p, q in ((a.x, b.x), (a.y, b.y), (a.z, b.z))))
 
 
+def select(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """a where the condition is 1.0, b where it is 0.0; both must be finite.
+
+    On a CPU this is several times faster than `torch.where`, which is not vectorized.
+    """
+    return torch.lerp(b, a, condition)
+
+
 def take(row: Tensor, index: Tensor) -> Tensor:
     """row[index], (n,); a row of one value is returned as it is, to broadcast."""
     # On a CPU, `index_select` is several times faster than square brackets.
