@@ -34,14 +34,14 @@ def compiled(enabled: bool) -> Iterator[None]:
         _compiling.reset(token)
 
 
-def fused(columnwise: int = 0, rows: int = 1) -> Callable[[F], F]:
+def fused(columnwise: int = 0) -> Callable[[F], F]:
     """Decorator of a function of tensors that may be compiled into one kernel.
 
     Its last argument must be a tensor as long as its results: empty ones are not compiled.
 
     Column i of the result may depend on column i alone of the last `columnwise` arguments: tensors,
     or tuples of tensors, with the same last dimension as the result. On a CPU they are processed in
-    blocks of columns. `rows` is the number of rows of most tensors within the function.
+    blocks of columns.
     """
 
     def decorate(function: F) -> F:
@@ -57,7 +57,7 @@ def fused(columnwise: int = 0, rows: int = 1) -> Callable[[F], F]:
             if _compiling.get() and args[-1].numel():
                 return kernel()(*args)
             if columnwise and args[-1].device.type == "cpu":
-                return _run_in_blocks(function, args[:-columnwise], args[-columnwise:], rows)
+                return _run_in_blocks(function, args[:-columnwise], args[-columnwise:])
             return function(*args)
 
         return run  # type: ignore[return-value]
@@ -66,9 +66,9 @@ def fused(columnwise: int = 0, rows: int = 1) -> Callable[[F], F]:
 
 
 def _run_in_blocks(
-    function: Callable[..., Any], tables: tuple[Any, ...], columns: tuple[Any, ...], rows: int
+    function: Callable[..., Any], tables: tuple[Any, ...], columns: tuple[Any, ...]
 ) -> Any:
-    size = BLOCK_SIZE // rows * torch.get_num_threads()
+    size = BLOCK_SIZE * torch.get_num_threads()
     count = columns[-1].shape[-1]
     if count <= size:
         return function(*tables, *columns)

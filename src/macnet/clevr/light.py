@@ -21,7 +21,9 @@ from macnet.clevr.fuse import fused
 from macnet.clevr.shapes import (
     Bodies,
     Neighbors,
+    Spans,
     box_corners,
+    clip_to_boxes,
     closest_approach,
     expand_counts,
     near_sphere,
@@ -47,6 +49,7 @@ class Lights(NamedTuple):
     location: Tensor  # (3, 4·s)
     half_side: Tensor  # (4·s,)
     penumbra: Tensor  # (4·s,)
+    intensity: Tensor  # (4, 1): irradiance that a light causes at a distance of 1
 
 
 class ShadowPairs(NamedTuple):
@@ -75,43 +78,36 @@ def build_lighting(
     location = torch.from_numpy(np.concatenate([scenes["lamps"], sun], axis=1))  # (s, 4, 3)
     location = location.float().permute(2, 1, 0)
     sizes = (torch.tensor(k).repeat_interleave(len(scenes)) for k in (HALF_SIDE, PENUMBRA))
-    lights = Lights(*(k.to(device) for k in (location.flatten(1), *sizes)))
-    shadows = shadow_map(bodies, lights, resolution)
+    intensity = torch.tensor([[watts / math.pi] for watts in WATTS])
+    lights = Lights(*(k.to(device) for k in (location.flatten(1), *sizes, intensity)))
     # Where a body touches the ground, its shadow has a hard edge, which must not look jagged.
-    shadows = avg_pool2d(shadows, 3, stride=1, padding=1)
+    shadows = average_3x3(shadow_map(bodies, lights, resolution, border=1))
     blurred_shadows = avg_pool2d(shadows, resolution // BLUR_SIZE)
     return Lighting(lights, find_shadow_pairs(bodies, neighbors, lights), shadows, blurred_shadows)
 
 
-def incident_light(lights: Lights, light: int, scene: Tensor, point: Vec) -> tuple[Vec, Tensor]:
-    """Direction to a light, and its unshadowed irradiance at a surface that faces it."""
-    lamp = take_vec(lights.location.view(3, 4, -1)[:, light], scene)
+def incident_light(lights: Lights, scene: Tensor, point: Vec) -> tuple[Vec, Tensor]:
+    """(4, n) directions to the lights, and irradiances, unshadowed, of surfaces that face them."""
+    lamp = take_vec(lights.location.view(3, 4, -1), scene)
     offset = lamp - point
     square = dot(offset, offset)
     direction = offset.times(square.rsqrt())
     # A lamp faces the origin, and is a Lambertian emitter.
     cosine = (dot(direction, lamp) * dot(lamp, lamp).rsqrt()).clamp(min=0)
-    return direction, WATTS[light] / math.pi * cosine / square
+    return direction, lights.intensity * cosine / square
 
 
-def sum_colored(amounts: Sequence[Tensor]) -> Vec:
-    """Sum of the four lights, each in its color; x, y, z are red, green, blue."""
+def sum_colored(amounts: Tensor) -> Vec:
+    """Sum of (4, n) amounts of the lights, each in its color; x, y, z are red, green, blue."""
     key, fill, back, sun = amounts
     white = back + sun
     return Vec(*(key * k + fill * f + white for k, f in zip(*COLOR[:2], strict=True)))
 
 
-def ground_irradiance(
-    lighting: Lighting, shadows: Tensor, scene: Tensor, x: Tensor, y: Tensor
-) -> Vec:
+def ground_irradiance(lights: Lights, shadows: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> Vec:
     """Irradiance of points on the ground, with the shadows of a shadow map."""
-    point = Vec(x, y, torch.zeros_like(x))
-    shadow = sample_maps(shadows, scene, x, y)
-    amounts = []
-    for light in range(4):
-        direction, full = incident_light(lighting.lights, light, scene, point)
-        amounts.append(full * direction.z * (1 - shadow[light]))
-    return sum_colored(amounts)
+    direction, full = incident_light(lights, scene, Vec(x, y, x.new_zeros(())))
+    return sum_colored(full * direction.z * (1 - sample_maps(shadows, scene, x, y)))
 
 
 # --- shadows ---------------------------------------------------------------------------------
@@ -155,52 +151,91 @@ def occlusion(bodies: Bodies, lights: Lights, candidates: Candidates) -> tuple[T
     return occluding, _shadow_share(bodies, lights, candidates, occluding)
 
 
-def shadow_map(bodies: Bodies, lights: Lights, resolution: int) -> Tensor:
-    """(4, s, r, r): occluded share of each light at each texel of the ground."""
-    scenes = lights.location.shape[1] // 4
-    low, high = _shadow_bounds(bodies, scenes, resolution / (2 * MAP_HALF), lights.location)
-    # (The rasterized texels get no name, so that their memory is freed early: they are many.)
+def shadow_map(bodies: Bodies, lights: Lights, resolution: int, border: int = 0) -> Tensor:
+    """(4, s, r, r): occluded share of each light at each texel of the ground.
+
+    r is `resolution`, and a border of zeros on either side.
+    """
+    scenes, count = lights.location.shape[1] // 4, len(bodies.scene)
+    side = resolution + 2 * border
+    spans = _shadow_spans(bodies, lights, resolution)
+    light, body = spans.rectangle // count, spans.rectangle % count
+    light = light * scenes + bodies.scene[body]
+    start = (light * side + spans.row + border) * side + border
+    y = _texel_center(spans.row, resolution)
     candidates, texel = _ground_candidates(
-        bodies, scenes, resolution, *rasterize(low, high, (resolution, resolution))
+        light, body, y, start, resolution, *expand_counts(spans.length, spans.first)
     )
     occluding, share = occlusion(bodies, lights, candidates)
-    layers = torch.zeros(4 * scenes * resolution * resolution, device=low.device)
+    layers = torch.zeros(4 * scenes * side * side, device=share.device)
     layers.scatter_reduce_(0, texel.index_select(0, occluding), share, "amax")
-    return layers.view(4, scenes, resolution, resolution)
+    return layers.view(4, scenes, side, side)
+
+
+def _shadow_spans(bodies: Bodies, lights: Lights, resolution: int) -> Spans:
+    """Rows of the texels that the shadow of body b from light l may cover, rectangle l · m + b."""
+    # The shadow of a body lies within that of its bounding box, grown by the penumbra.
+    x, y = _cast_boxes(bodies, lights, resolution, lights.penumbra.view(4, -1)[:, :1])
+    low, high = (torch.stack([k(x, 0), k(y, 0)]) for k in (torch.amin, torch.amax))
+    spans = rasterize(low, high, (resolution, resolution))
+    # A body's penumbra is as wide as the light seems to be there, from the ground: half_side times
+    # the body's share of the light's height. (2e-3 is for the 1e-4 in `_shadow_share`, and more
+    # than enough for rounding errors.) For a light hardly above the body, there is no such limit.
+    height = lights.location[2].view(4, -1)[:, bodies.scene]
+    half_side = lights.half_side.view(4, -1)[:, :1]
+    margin = half_side * (2 * bodies.radius + 1e-3) / (height - half_side).clamp(min=1e-3) + 2e-3
+    is_limited = height > 2 * bodies.radius + margin + 0.1
+    x, y = _cast_boxes(bodies, lights, resolution, margin)
+    return clip_to_boxes(spans, x, y, is_limited.view(-1))
 
 
 @fused()
-def _shadow_bounds(
-    bodies: Bodies, scenes: int, scale: float, location: Tensor
+def _cast_boxes(
+    bodies: Bodies, lights: Lights, resolution: int, margin: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(2, 4·m): low and high corners, in texels, of the shadow of each body from each light."""
-    bounds = []
-    for light in range(4):
-        # The shadow of a body lies within that of its bounding box, grown by the penumbra.
-        corners = box_corners(bodies, PENUMBRA[light])
-        lamp = take_vec(location[:, light * scenes : (light + 1) * scenes], bodies.scene)
-        cast = lamp + (corners - lamp).times(lamp.z / (lamp.z - corners.z).clamp(min=1e-2))
-        sides = cast.x.amin(0), cast.y.amin(0), cast.x.amax(0), cast.y.amax(0)
-        bounds.append(torch.stack(sides))
-    low_high = (torch.cat(bounds, dim=1) + MAP_HALF) * scale
-    return low_high[:2], low_high[2:]
+    """(8, 4·m): x and y, in texels, of the shadows of the corners of boxes grown by a margin."""
+    lamp = take_vec(lights.location.view(3, 4, -1), bodies.scene)  # (4, m)
+    corners = box_corners(bodies, margin)  # (8, 4, m)
+    cast = lamp + (corners - lamp).times(lamp.z / (lamp.z - corners.z).clamp(min=1e-2))
+    x, y = ((k + MAP_HALF) * (resolution / (2 * MAP_HALF)) for k in (cast.x, cast.y))
+    return x.flatten(1), y.flatten(1)
 
 
-@fused()
+def _texel_center(k: Tensor, resolution: int) -> Tensor:
+    return (k + 0.5) * (2 * MAP_HALF / resolution) - MAP_HALF
+
+
+@fused(2)
 def _ground_candidates(
-    bodies: Bodies, scenes: int, resolution: int, shadow: Tensor, column: Tensor, row: Tensor
+    light: Tensor,
+    body: Tensor,
+    y: Tensor,
+    start: Tensor,
+    resolution: int,
+    span: Tensor,
+    column: Tensor,
 ) -> tuple[Candidates, Tensor]:
     """A candidate for each texel that a shadow may cover, and the index of that texel."""
-    count = bodies.scene.shape[0]
-    light, body = shadow // count, shadow % count
-    light = light * scenes + bodies.scene.index_select(0, body)
-    x, y = ((k + 0.5) * (2 * MAP_HALF / resolution) - MAP_HALF for k in (column, row))
-    texel = (light * resolution + row) * resolution + column
-    return Candidates(light, body, torch.stack([x, y, torch.zeros_like(x)])), texel
+    x = _texel_center(column, resolution)
+    point = torch.stack([x, y.index_select(0, span), torch.zeros_like(x)])
+    light, body, start = (k.index_select(0, span) for k in (light, body, start))
+    return Candidates(light, body, point), start + column
 
 
-def sample_maps(maps: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
-    """Bilinear lookup: (c, s, r, r) maps → c of (n,) at points on the ground, clamped to edges."""
+@fused()
+def average_3x3(padded: Tensor) -> Tensor:
+    """Averages of 3 × 3 texels: (..., r + 2, r + 2) → (..., r, r)."""
+    # On a CPU, `avg_pool2d` takes five times as long.
+    height, width = padded.shape[-2] - 2, padded.shape[-1] - 2
+    shifted = [padded[..., i : i + height, j : j + width] for i in range(3) for j in range(3)]
+    total = shifted[0] + shifted[1]
+    for k in shifted[2:]:
+        total += k
+    return total / 9
+
+
+def sample_maps(maps: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Bilinear lookup: (c, s, r, r) maps → (c, n) at points on the ground, clamped to edges."""
     r = maps.shape[-1]
     scale = r / (2 * MAP_HALF)
     u = ((x + MAP_HALF) * scale - 0.5).clamp(0, r - 1.001)
@@ -208,12 +243,15 @@ def sample_maps(maps: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> list[Tenso
     column, row = u.long(), v.long()
     u, v = u - column, v - row
     cell = (scene * r + row) * r + column
-    found = []
-    for layer in maps.flatten(1):
-        a, b, c, d = (layer.index_select(0, cell + k) for k in (0, 1, r, r + 1))
-        near, far = a + (b - a) * u, c + (d - c) * u
-        found.append(near + (far - near) * v)
-    return found
+    layers = maps.flatten(1)
+    near = _mix(layers.index_select(1, cell), layers.index_select(1, cell + 1), u)
+    far = _mix(layers.index_select(1, cell + r), layers.index_select(1, cell + r + 1), u)
+    return _mix(near, far, v)
+
+
+def _mix(a: Tensor, b: Tensor, share: Tensor) -> Tensor:
+    """a + (b - a) * share; b is overwritten, which spares the caches."""
+    return b.sub_(a).mul_(share).add_(a)
 
 
 def find_shadow_pairs(bodies: Bodies, neighbors: Neighbors, lights: Lights) -> ShadowPairs:

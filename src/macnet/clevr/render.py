@@ -29,7 +29,15 @@ from macnet.clevr.shapes import (
     nearest_hits,
     pixel_candidates,
 )
-from macnet.clevr.surface import Hits, SceneBatch, build_batch, ground, shade
+from macnet.clevr.surface import (
+    Hits,
+    SceneBatch,
+    build_batch,
+    cove_on_ground,
+    ground_point,
+    ground_radiance,
+    shade,
+)
 from macnet.clevr.vector import Vec, normalize, take, take_vec
 from macnet.errors import InputError
 
@@ -107,7 +115,8 @@ def render(
     if not len(scenes):
         raise ValueError("there is no scene to render")
     rays = round(width * height * QUALITIES[quality].rays_per_pixel)
-    with compiled(compile):
+    # (Inference mode makes each operation on a CPU a tenth of a microsecond faster)
+    with compiled(compile), torch.inference_mode(not compile):
         parts = [
             _render(part, width, height, QUALITIES[quality], torch.device(device))
             for part in _split_scenes(scenes_to_array(scenes), rays, torch.device(device))
@@ -190,9 +199,11 @@ class Samples(NamedTuple):
 
 
 def _pixel_centers(scenes: int, width: int, height: int, device: torch.device) -> Samples:
-    pixel = torch.arange(scenes * height * width, device=device)
-    row = pixel // width
-    return Samples(row // height, (pixel % width + 0.5) / width, (row % height + 0.5) / height)
+    scene = torch.arange(scenes, device=device)[:, None, None]
+    x = (torch.arange(width, device=device) + 0.5) / width
+    y = (torch.arange(height, device=device)[:, None] + 0.5) / height
+    columns = (k.expand(scenes, height, width).reshape(-1) for k in (scene, x, y))
+    return Samples(*columns)
 
 
 def _camera_rays(cameras: Cameras, scene: Tensor, x: Tensor, y: Tensor) -> tuple[Vec, Vec]:
@@ -220,7 +231,8 @@ def _hits(
 
 @fused(3)
 def _backdrop(batch: SceneBatch, cameras: Cameras, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return ground(batch, scene, *_camera_rays(cameras, scene, x, y)).stack()
+    x, y = ground_point(*_camera_rays(cameras, scene, x, y))
+    return ground_radiance(batch, scene, x, y, cove_on_ground(x, y)).stack()
 
 
 def _first_hits(
@@ -309,6 +321,6 @@ def _supersample(
 @fused()
 def _to_srgb(radiance: Tensor) -> Tensor:
     """(3, n) linear radiance → (n, 3) uint8 sRGB."""
-    curve = 1.055 * radiance.clamp(min=1e-9) ** (1 / 2.4) - 0.055
+    curve = radiance.clamp(min=1e-9).pow_(1 / 2.4).mul_(1.055).sub_(0.055)
     srgb = torch.where(radiance <= 0.0031308, 12.92 * radiance, curve)
     return (255 * srgb + 0.5).to(torch.uint8).T

@@ -11,6 +11,7 @@ most rays hit only the ground.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -80,24 +81,29 @@ def build_cameras(scenes: np.ndarray, device: torch.device) -> Cameras:
 # --- one ray, one body -----------------------------------------------------------------------
 
 
+def to_object_space(bodies: Bodies, which: Tensor, *vectors: Vec) -> Iterator[Vec]:
+    """Rotate and scale vectors into the object space of bodies, where each has radius 1."""
+    cos, sin = take(bodies.cos, which), take(bodies.sin, which)
+    scale = take(1 / bodies.radius, which)
+    for v in vectors:
+        yield Vec(cos * v.x + sin * v.y, cos * v.y - sin * v.x, v.z).times(scale)
+
+
 class ObjectRays(NamedTuple):
-    """Rays in the object space of the body that each may hit, in which the body has radius 1."""
+    """Rays in the object space of the body that each may hit."""
 
     origin: Vec
     direction: Vec
     core: Tensor  # (n,) of the body
     is_cylinder: Tensor  # (n,) 1.0 or 0.0
+    is_box: Tensor  # (n,) 0.0 or 1.0
 
 
-def to_object_space(bodies: Bodies, which: Tensor, offset: Vec, direction: Vec) -> ObjectRays:
-    """Rotate and scale rays that start at an `offset` from the centers of bodies."""
-    cos, sin = take(bodies.cos, which), take(bodies.sin, which)
-    scale = take(1 / bodies.radius, which)
-    p, d = (
-        Vec(cos * v.x + sin * v.y, cos * v.y - sin * v.x, v.z).times(scale)
-        for v in (offset, direction)
-    )
-    return ObjectRays(p, d, take(bodies.core, which), take(bodies.is_cylinder.float(), which))
+def _object_rays(bodies: Bodies, which: Tensor, offset: Vec, direction: Vec) -> ObjectRays:
+    """Rays that start at an `offset` from the centers of bodies."""
+    origin, direction = to_object_space(bodies, which, offset, direction)
+    is_cylinder = take(bodies.is_cylinder.float(), which)
+    return ObjectRays(origin, direction, take(bodies.core, which), is_cylinder, 1 - is_cylinder)
 
 
 def _distance_to_core(rays: ObjectRays, t: Tensor) -> tuple[Tensor, Tensor, Vec]:
@@ -109,7 +115,7 @@ def _distance_to_core(rays: ObjectRays, t: Tensor) -> tuple[Tensor, Tensor, Vec]
     planar = (p.x * p.x + p.y * p.y).clamp(min=1e-12).sqrt()
     x = select(rays.is_cylinder, planar, p.x)
     dx = select(rays.is_cylinder, (p.x * d.x + p.y * d.y) / planar, d.x)
-    y = p.y * (1 - rays.is_cylinder)
+    y = p.y * rays.is_box
     beyond = Vec(*(k - k.clamp(-core, core) for k in (x, y, p.z)))  # from the core's nearest point
     distance = dot(beyond, beyond).sqrt()
     slope = dot(beyond, Vec(dx, d.y, d.z)) / distance.clamp(min=1e-9)
@@ -127,7 +133,7 @@ def signed_distance(rays: ObjectRays, t: Tensor) -> tuple[Tensor, Tensor]:
 def intersect(bodies: Bodies, which: Tensor, origin: Vec, direction: Vec) -> Tensor:
     """Distance along each ray at which it enters its body; infinity if it misses."""
     offset = origin - take_vec(bodies.center, which)
-    rays = to_object_space(bodies, which, offset, direction)
+    rays = _object_rays(bodies, which, offset, direction)
     p, d = rays.origin, rays.direction
     # The part of the ray within the bounding box, by the slab method.
     (in_x, out_x), (in_y, out_y), (in_z, out_z) = _slab(p.x, d.x), _slab(p.y, d.y), _slab(p.z, d.z)
@@ -150,8 +156,8 @@ def _slab(p: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
 
 def surface_normal(bodies: Bodies, which: Tensor, point: Vec) -> Vec:
     """Outward normal at a point of a body's surface: away from the nearest point of the core."""
-    offset = point - take_vec(bodies.center, which)
-    p, _, core, is_cylinder = to_object_space(bodies, which, offset, offset)
+    (p,) = to_object_space(bodies, which, point - take_vec(bodies.center, which))
+    core, is_cylinder = take(bodies.core, which), take(bodies.is_cylinder.float(), which)
     x, y, z = (k - k.clamp(-core, core) for k in (p.x, p.y, p.z))
     planar = (p.x * p.x + p.y * p.y).clamp(min=1e-12).sqrt()
     side = (1 - core / planar).clamp(min=0)
@@ -165,7 +171,7 @@ def closest_approach(
 ) -> tuple[Tensor, Tensor]:
     """Smallest signed distance of a ray to a body, and the position along the ray where it is."""
     offset = origin - take_vec(bodies.center, which)
-    rays = to_object_space(bodies, which, offset, direction)
+    rays = _object_rays(bodies, which, offset, direction)
     middle, bound = -dot(offset, direction), take(bodies.bounding_radius, which)
     low, high = (middle - bound).clamp(min=0), (middle + bound).clamp(min=0)
     radius = take(bodies.radius, which)
@@ -196,10 +202,13 @@ def near_sphere(
 # --- lists of pairs --------------------------------------------------------------------------
 
 
-def expand_counts(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts [2, 0, 3] → owners [0, 0, 2, 2, 2] and ranks within each owner [0, 1, 0, 1, 2]."""
+def expand_counts(counts: Tensor, first: Tensor | int = 0) -> tuple[Tensor, Tensor]:
+    """Counts [2, 0, 3] → owners [0, 0, 2, 2, 2] and ranks within each owner [0, 1, 0, 1, 2].
+
+    The ranks of each owner count from `first`.
+    """
     owner = torch.repeat_interleave(counts)
-    return owner, _rank(counts.cumsum(0) - counts, owner)
+    return owner, _rank(counts.cumsum(0) - counts - first, owner)
 
 
 @fused()
@@ -207,24 +216,63 @@ def _rank(start: Tensor, owner: Tensor) -> Tensor:
     return torch.arange(owner.shape[0], device=owner.device) - start.index_select(0, owner)
 
 
-def rasterize(low: Tensor, high: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Cells covered by rectangles: (2, n) corners → (rectangle, column, row) of every cell."""
+class Spans(NamedTuple):
+    """Rows of cells that rectangles cover."""
+
+    rectangle: Tensor  # (n,)
+    row: Tensor  # (n,)
+    first: Tensor  # (n,) column
+    length: Tensor  # (n,) number of columns
+
+
+def rasterize(low: Tensor, high: Tensor, size: tuple[int, int]) -> Spans:
+    """Rows of the cells that rectangles cover, given as (2, n) corners."""
     limit = torch.tensor(size, device=low.device)[:, None]
-    first = torch.minimum(low.clamp(min=0), limit).floor().long().contiguous()
+    first = torch.minimum(low.clamp(min=0), limit).floor().long()
     last = torch.minimum(high.clamp(min=0), limit).ceil().long()
-    columns, rows = (last - first).clamp(min=0).contiguous()
-    owner = torch.repeat_interleave(columns * rows)
-    start = (columns * rows).cumsum(0) - columns * rows
-    return owner, *_cell(first, columns, start, owner)
+    columns, rows = (last - first).clamp(min=0)
+    rectangle, row = expand_counts(rows, first[1])
+    return Spans(rectangle, row, first[0, rectangle], columns[rectangle])
 
 
-@fused()
-def _cell(first: Tensor, columns: Tensor, start: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
-    k = _rank(start, owner)
-    stride = columns.index_select(0, owner)
-    row = k // stride
-    left, top = first.index_select(1, owner)
-    return left + k - row * stride, top + row
+# Corners i and j of a box, as `box_corners` numbers them, have an edge between them.
+EDGES = [(i, i + k) for k in (1, 2, 4) for i in range(8) if not i & k]
+
+
+def clip_to_boxes(spans: Spans, x: Tensor, y: Tensor, is_clipped: Tensor) -> Spans:
+    """Keep of each span the cells whose centers are within the outline of a projected box.
+
+    The boxes are given as the projections of their corners, (8, rectangles), in cells.
+    `is_clipped` (rectangles,) is false for those whose spans are left as they are.
+    """
+    first, last = _clip(x, y, is_clipped, *spans)
+    return spans._replace(first=first, length=last - first)
+
+
+@fused(4)
+def _clip(
+    x: Tensor,
+    y: Tensor,
+    is_clipped: Tensor,
+    rectangle: Tensor,
+    row: Tensor,
+    first: Tensor,
+    length: Tensor,
+) -> tuple[Tensor, Tensor]:
+    # The outline consists of edges; a row's cells lie between the first and the last that cross it.
+    starts, ends = (list(corners) for corners in zip(*EDGES, strict=True))
+    x0, x1, y0, y1 = (
+        k.index_select(1, rectangle) for k in (x[starts], x[ends], y[starts], y[ends])
+    )
+    center = row + 0.5
+    crosses = (y0 > center) != (y1 > center)
+    crossing = x0 + (x1 - x0) * (center - y0) / (y1 - y0) - 0.5
+    is_free = ~is_clipped.index_select(0, rectangle)
+    low = torch.where(crosses, crossing, torch.inf).amin(0).masked_fill(is_free, -torch.inf)
+    high = torch.where(crosses, crossing, -torch.inf).amax(0).masked_fill(is_free, torch.inf)
+    low = low.ceil().clamp(first, first + length)
+    high = (high.floor() + 1).clamp(low, first + length)
+    return low.long(), high.long()
 
 
 class Neighbors(NamedTuple):
@@ -263,10 +311,14 @@ def nearest_hits(t: Tensor, ray: Tensor, rays: int) -> tuple[Tensor, Tensor]:
     return hit, best.index_select(0, hit) & 0xFFFFFFFF
 
 
-def box_corners(bodies: Bodies, margin: float = 0.0) -> Vec:
-    """The 8 corners of each body's bounding box, (8, m), grown by `margin` but not downwards."""
+def box_corners(bodies: Bodies, margin: Tensor | float = 0.0) -> Vec:
+    """The 8 corners of each body's bounding box, (8, ..., m), grown by `margin` but not downwards.
+
+    `margin` is a number, or (..., m) for boxes of several sizes around each body.
+    """
     signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).T.to(bodies.radius.device)
-    x, y, z = (sign[:, None] * (bodies.radius + margin) for sign in signs)
+    half = bodies.radius + margin  # (..., m)
+    x, y, z = (sign.view(8, *[1] * half.dim()) * half for sign in signs)
     center = Vec(*bodies.center)
     corners = Vec(bodies.cos * x - bodies.sin * y, bodies.sin * x + bodies.cos * y, z) + center
     return Vec(corners.x, corners.y, corners.z.clamp(min=0))
@@ -277,8 +329,10 @@ def pixel_candidates(
 ) -> tuple[Tensor, Tensor]:
     """(pixel, body) pairs in which the pixel may show the body; pixels count over all scenes."""
     low, high = _screen_bounds(bodies, cameras, width, height, bodies.scene)
-    body, x, y = rasterize(low, high, (width, height))
-    return (take(bodies.scene, body) * height + y) * width + x, body
+    spans = rasterize(low, high, (width, height))
+    first = (bodies.scene[spans.rectangle] * height + spans.row) * width + spans.first
+    span, pixel = expand_counts(spans.length, first)
+    return pixel, spans.rectangle.index_select(0, span)
 
 
 @fused()

@@ -62,11 +62,11 @@ def select(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
 
 
 def take(row: Tensor, index: Tensor) -> Tensor:
-    """row[index], (n,); a row of one value is returned as it is, to broadcast."""
+    """row[..., index], (..., n); a row of one value is returned as it is, to broadcast."""
     # On a CPU, `index_select` is several times faster than square brackets.
-    return row if row.shape[0] == 1 else row.index_select(0, index)
+    return row if row.shape[-1] == 1 else row.index_select(-1, index)
 
 
 def take_vec(table: Tensor, index: Tensor) -> Vec:
-    """table[:, index] as vectors, of a (3, m) table."""
+    """table[..., index] as vectors, of a (3, ..., m) table."""
     return Vec(*(take(row, index) for row in table))
