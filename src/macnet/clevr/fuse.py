@@ -7,13 +7,15 @@ for an endless stream of images but not for a few hundred, so callers of the ren
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+
+from macnet.clevr.columns import concatenate, narrow
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -72,28 +74,10 @@ def _run_in_blocks(
     count = columns[-1].shape[-1]
     if count <= size:
         return function(*tables, *columns)
-    # Blocks of about equal size; a multiple of 32 of them, so that the same numbers as without
+    # Blocks of about equal size; of a multiple of 32 columns, so that the same numbers as without
     # blocks are left over when torch computes 32 at a time: it may round those differently.
-    size = -(-count // -(-count // size) // 32) * 32
+    size = 32 * math.ceil(count / math.ceil(count / size) / 32)
     starts = range(0, count, size)
-    return _concatenate(
-        [function(*tables, *(_narrow(k, i, min(size, count - i)) for k in columns)) for i in starts]
+    return concatenate(
+        [function(*tables, *narrow(columns, i, min(size, count - i))) for i in starts]
     )
-
-
-def _narrow(value: Any, start: int, length: int) -> Any:
-    """Some columns of a tensor, or of each tensor in a tuple."""
-    if isinstance(value, Tensor):
-        return value.narrow(-1, start, length)
-    return _like(value, (_narrow(item, start, length) for item in value))
-
-
-def _concatenate(parts: list[Any]) -> Any:
-    if isinstance(parts[0], Tensor):
-        return torch.cat(parts, dim=-1)
-    return _like(parts[0], (_concatenate(list(items)) for items in zip(*parts, strict=True)))
-
-
-def _like(template: Any, items: Iterator[Any]) -> Any:
-    """A tuple of the same type, named or not."""
-    return type(template)(*items) if hasattr(template, "_fields") else tuple(items)

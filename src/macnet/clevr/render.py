@@ -244,19 +244,19 @@ def _first_hits(
     return hit, _hits(cameras, samples, t, body, hit, pair)
 
 
-def _trace(
+def _radiance(
     batch: SceneBatch,
     cameras: Cameras,
-    samples: Samples,
-    sample: Tensor,
-    body: Tensor,
+    traced: Sequence[tuple[Samples, Tensor, Hits]],
     quality: Quality,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(3, n) radiance of samples, the indices of those that show a body, and which body."""
-    radiance = _backdrop(batch, cameras, *samples)
-    hit, hits = _first_hits(batch.bodies, cameras, samples, sample, body)
-    radiance[:, hit] = shade(batch, hits, quality.bounces, quality.brushed_rays)
-    return radiance.clamp_(0, 1), hit, hits.body
+) -> list[Tensor]:
+    """(3, n) radiance of lists of samples, given the indices of those that hit a body, and hits."""
+    shaded = shade(batch, [hits for _, _, hits in traced], quality.bounces, quality.brushed_rays)
+    found = []
+    for (samples, hit, _), of_bodies in zip(traced, shaded, strict=True):
+        radiance = _backdrop(batch, cameras, *samples)
+        found.append(radiance.index_copy_(1, hit, of_bodies).clamp_(0, 1))
+    return found
 
 
 def _render(
@@ -268,21 +268,28 @@ def _render(
 
     centers = _pixel_centers(len(scenes), width, height, device)
     pixel, body = pixel_candidates(bodies, cameras, width, height)
-    radiance, hit, shown = _trace(batch, cameras, centers, pixel, body, quality)
+    hit, hits = _first_hits(bodies, cameras, centers, pixel, body)
     objects = torch.full((len(centers.x),), -1, dtype=torch.int8, device=device)
-    objects[hit] = take(bodies.object_index, shown).to(torch.int8)
+    objects[hit] = take(bodies.object_index, hits.body).to(torch.int8)
     objects = objects.view(len(scenes), height, width)
 
     outline = torch.nonzero(_outlines(objects, quality.supersample_bodies).view(-1))[:, 0]
     rays = quality.grid**2 * (1 + quality.brushed_rays // 2)
     chunk = max(1, MAX_RAYS[device.type] // rays)
+    radiance = torch.empty(0)
     for few in torch.split(outline, chunk):
-        supersampled = _supersample(centers, pixel, body, few, quality.grid, width, height)
-        traced, _, _ = _trace(batch, cameras, *supersampled, quality)
-        radiance[:, few] = traced.view(3, quality.grid**2, len(few)).mean(1)
+        samples, sample, owner = _supersample(
+            centers, pixel, body, few, quality.grid, width, height
+        )
+        traced = [(samples, *_first_hits(bodies, cameras, samples, sample, owner))]
+        if not len(radiance):  # one list is shaded faster than two
+            traced.append((centers, hit, hits))
+        supersampled, *others = _radiance(batch, cameras, traced, quality)
+        radiance, *_ = *others, radiance
+        radiance[:, few] = supersampled.view(3, quality.grid**2, len(few)).mean(1)
 
     visible = torch.zeros(len(scenes), MAX_OBJECTS, dtype=torch.int32, device=device)
-    count = torch.bincount(shown, minlength=len(bodies.scene))
+    count = torch.bincount(hits.body, minlength=len(bodies.scene))
     visible[bodies.scene, bodies.object_index] = count.to(torch.int32)
     return Rendering(_to_srgb(radiance).reshape(len(scenes), height, width, 3), objects, visible)
 

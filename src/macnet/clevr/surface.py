@@ -8,6 +8,7 @@ images.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from macnet.clevr.columns import concatenate, split
 from macnet.clevr.fuse import fused
 from macnet.clevr.light import (
     MAP_HALF,
@@ -158,16 +160,17 @@ class GroundPoints(NamedTuple):
 
 def environment(batch: SceneBatch, groups: Sequence[Rays]) -> list[Tensor]:
     """(3, n) for each group of rays: radiance of ground, cove and black sky, ignoring bodies."""
-    points, skies = zip(*(_environment_points(batch, rays, rays.body) for rays in groups))
+    # Only the ground is computed for all groups at once: at the end of a tensor, sigmoids may be
+    # rounded differently, and an image must not depend on how its rays are grouped.
+    points, sky = zip(*(_environment_points(batch, k, k.body) for k in groups), strict=True)
     down = [torch.nonzero(rays.direction[2] < -0.02)[:, 0] for rays in groups]
-    selected = (
-        [column.index_select(0, k) for column in part] for part, k in zip(points, down, strict=True)
-    )
-    ground = _ground_at(batch, *(torch.cat(column) for column in zip(*selected, strict=True)))
-    seen = []
-    for sky, k, part in zip(skies, down, ground.split([len(k) for k in down], dim=1), strict=True):
-        seen.append(sky.repeat(3, 1).index_copy_(1, k, part))
-    return seen
+    met = [
+        GroundPoints(*(column.index_select(0, k) for column in part))
+        for part, k in zip(points, down, strict=True)
+    ]
+    ground = split(_ground_at(batch, *concatenate(met)), map(len, down))
+    seen = zip(sky, down, ground, strict=True)
+    return [dark.repeat(3, 1).index_copy_(1, k, part) for dark, k, part in seen]
 
 
 @fused(2)
@@ -336,32 +339,60 @@ def hit_neighbors(batch: SceneBatch, rays: Rays) -> tuple[Tensor, Hits]:
     return hit, Hits(other[pair], point + t[pair] * direction, direction)
 
 
-def add_bodies(batch: SceneBatch, rays: Rays, seen: Tensor, bounces: int) -> None:
-    """Add other bodies to the environment seen along rays that leave bodies, if bounces > 0."""
-    if bounces > 0:
-        hit, hits = hit_neighbors(batch, rays)
-        # Clamped: a lamp reflected twice would only make fireflies.
-        seen[:, hit] = shade(batch, hits, bounces - 1, brushed_rays=1).clamp(max=1)
+def reflected_light(batch: SceneBatch, groups: Sequence[Rays], seen: Tensor, bounces: int) -> Tensor:
+    """(3, n): radiance along rays that leave bodies, given that of the environment, `seen`."""
+    if bounces <= 0:
+        return seen
+    hit, hits = hit_neighbors(batch, concatenate(groups))
+    ends = torch.tensor([len(rays.body) for rays in groups]).cumsum(0)
+    sizes = torch.searchsorted(hit, ends.to(hit.device)).diff(prepend=hit.new_zeros(1)).tolist()
+    shaded = shade(batch, split(hits, sizes), bounces - 1, brushed_rays=1)
+    # Clamped: a lamp reflected twice would only make fireflies.
+    return seen.index_copy_(1, hit, concatenate(shaded).clamp(max=1))
 
 
-def shade(batch: SceneBatch, hits: Hits, bounces: int, brushed_rays: int) -> Tensor:
-    """(3, n): radiance of bodies at hits, towards the viewer."""
+def shade(
+    batch: SceneBatch, groups: Sequence[Hits], bounces: int, brushed_rays: int
+) -> list[Tensor]:
+    """(3, n) for each group of hits: radiance of bodies towards the viewer.
+
+    Other bodies are seen in their reflections only if bounces > 0.
+    """
+    hits, sizes = concatenate(groups), [len(group.body) for group in groups]
     shadows = body_shadows(batch.bodies, batch.lighting, hits.body, hits.point)
     is_metal = batch.is_metal.index_select(0, hits.body)
-    radiance = torch.empty_like(hits.point)
-    rubber, metal = (torch.nonzero(mask)[:, 0] for mask in (~is_metal, is_metal))
+    rubber, num_rubber = _indices(~is_metal, sizes)
+    metal, num_metal = _indices(is_metal, sizes)
 
     glossy, normal = rubber_rays(batch.bodies, hits, rubber)
     gloss, mirror, scattered = metal_highlights(batch, hits, shadows, brushed_rays, metal)
-    brushed = Rays(
-        mirror.body.repeat(brushed_rays), mirror.point.repeat(1, brushed_rays), scattered.flatten(1)
+    mirrors = split(mirror, num_metal)
+    brushes = [
+        Rays(body.repeat(brushed_rays), point.repeat(1, brushed_rays), direction.flatten(1))
+        for (body, point, _), direction in zip(mirrors, split(scattered, num_metal), strict=True)
+    ]
+    seen = environment(batch, [*split(glossy, num_rubber), *mirrors, *brushes])
+    in_rubber, in_mirror, in_brushed = (
+        concatenate(seen[i : i + len(groups)]) for i in range(0, len(seen), len(groups))
     )
-    in_rubber, in_mirror, in_brushed = environment(batch, [glossy, mirror, brushed])
-    radiance[:, rubber] = shade_rubber(batch, hits, shadows, glossy, normal, in_rubber, rubber)
-
-    add_bodies(batch, mirror, in_mirror, bounces)
-    add_bodies(batch, brushed, in_brushed, bounces - 1)
+    in_mirror = reflected_light(batch, mirrors, in_mirror, bounces)
+    in_brushed = reflected_light(batch, brushes, in_brushed, bounces - 1)
+    blurred = [
+        part.view(3, brushed_rays, -1).mean(1)
+        for part in split(in_brushed, (brushed_rays * count for count in num_metal))
+    ]
     gloss += (1 - BRUSHED) * in_mirror
-    blurred = in_brushed.view(3, brushed_rays, len(metal)).mean(1)
-    radiance[:, metal] = batch.color.index_select(1, mirror.body) * (gloss + BRUSHED * blurred)
-    return radiance
+    gloss += BRUSHED * concatenate(blurred)
+
+    radiance = torch.empty_like(hits.point)
+    radiance[:, metal] = batch.color.index_select(1, mirror.body) * gloss
+    radiance[:, rubber] = shade_rubber(batch, hits, shadows, glossy, normal, in_rubber, rubber)
+    return split(radiance, sizes)
+
+
+def _indices(mask: Tensor, sizes: Sequence[int]) -> tuple[Tensor, list[int]]:
+    """Indices where a mask is true, and how many there are in each group of so many values."""
+    parts = [torch.nonzero(part)[:, 0] for part in mask.split(list(sizes))]
+    starts = itertools.accumulate(sizes, initial=0)
+    index = torch.cat([part + start for part, start in zip(parts, starts)])
+    return index, [len(part) for part in parts]
