@@ -99,7 +99,7 @@ def incident_light(lights: Lights, scene: Tensor, point: Vec) -> tuple[Vec, Tens
 
 def sum_colored(amounts: Tensor) -> Vec:
     """Sum of (4, n) amounts of the lights, each in its color; x, y, z are red, green, blue."""
-    key, fill, back, sun = amounts
+    key, fill, back, sun = amounts.unbind()
     white = back + sun
     return Vec(*(key * k + fill * f + white for k, f in zip(*COLOR[:2], strict=True)))
 
@@ -123,7 +123,7 @@ class Candidates(NamedTuple):
 
 @fused(2)
 def _may_occlude(bodies: Bodies, lights: Lights, candidates: Candidates, body: Tensor) -> Tensor:
-    point = Vec(*candidates.point)
+    point = Vec.unstack(candidates.point)
     direction = normalize(take_vec(lights.location, candidates.light) - point)
     margin = lights.penumbra.index_select(0, candidates.light)
     return near_sphere(bodies, body, margin, point, direction)
@@ -138,7 +138,7 @@ def _shadow_share(
     point = take_vec(candidates.point, occluding)
     offset = take_vec(lights.location, light) - point
     far = dot(offset, offset).sqrt()
-    gap, t = closest_approach(bodies, body, point, offset.times(1 / far))
+    gap, t = closest_approach(bodies, body, point, offset.times(far.reciprocal()))
     half_width = t * lights.half_side.index_select(0, light) / far
     share = (0.5 - 0.5 * gap / (half_width + 1e-4)).clamp(0, 1)
     return share * share * (3 - 2 * share) * (t < far)

@@ -149,7 +149,7 @@ def intersect(bodies: Bodies, which: Tensor, origin: Vec, direction: Vec) -> Ten
 
 
 def _slab(p: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-    step = 1 / torch.where(d.abs() < 1e-9, 1e-9, d)
+    step = torch.where(d.abs() < 1e-9, 1e-9, d).reciprocal()
     near, far = (-1 - p) * step, (1 - p) * step
     return torch.minimum(near, far), torch.maximum(near, far)
 
@@ -175,7 +175,7 @@ def closest_approach(
     middle, bound = -dot(offset, direction), take(bodies.bounding_radius, which)
     low, high = (middle - bound).clamp(min=0), (middle + bound).clamp(min=0)
     radius = take(bodies.radius, which)
-    rises = 1 / radius  # the steepest slope that there is, taken for those at low and high
+    rises = radius.reciprocal()  # the steepest slope that there is, taken for those at low and high
     falls = -rises
     for _ in range(BISECTIONS):
         t = (low + high) / 2
@@ -319,7 +319,7 @@ def box_corners(bodies: Bodies, margin: Tensor | float = 0.0) -> Vec:
     signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).T.to(bodies.radius.device)
     half = bodies.radius + margin  # (..., m)
     x, y, z = (sign.view(8, *[1] * half.dim()) * half for sign in signs)
-    center = Vec(*bodies.center)
+    center = Vec.unstack(bodies.center)
     corners = Vec(bodies.cos * x - bodies.sin * y, bodies.sin * x + bodies.cos * y, z) + center
     return Vec(corners.x, corners.y, corners.z.clamp(min=0))
 

@@ -42,7 +42,7 @@ from macnet.clevr.shapes import (
     rasterize,
     surface_normal,
 )
-from macnet.clevr.vector import Vec, cross, dot, normalize, take, take_vec, where
+from macnet.clevr.vector import Vec, cross, dot, normalize, select_vec, take, take_vec
 
 # Linear RGB: the release passes the sRGB values to Blender unconverted.
 OBJECT_RGB = {
@@ -127,7 +127,7 @@ def ground_radiance(batch: SceneBatch, scene: Tensor, x: Tensor, y: Tensor, cove
     """Radiance of points on the ground, given that by the light of the cove."""
     lighting = batch.lighting
     light = ground_irradiance(lighting.lights, lighting.shadows, scene, x, y)
-    bleed = Vec(*sample_maps(batch.bleed, scene, x, y))
+    bleed = Vec.unstack(sample_maps(batch.bleed, scene, x, y))
     return (light + bleed).times(GROUND_ALBEDO / math.pi) + Vec(cove, cove, cove)
 
 
@@ -178,7 +178,7 @@ def _environment_points(
     batch: SceneBatch, rays: Rays, body: Tensor
 ) -> tuple[GroundPoints, Tensor]:
     """Where rays that leave bodies meet the ground, and the radiance if they do not."""
-    origin, direction = Vec(*rays.point), Vec(*rays.direction)
+    origin, direction = Vec.unstack(rays.point), Vec.unstack(rays.direction)
     toward_cove = COVE[0] * direction.x + COVE[1] * direction.y
     sky = COVE_RADIANCE * torch.sigmoid((toward_cove - direction.z) * 20)
     x, y = ground_point(origin, direction)
@@ -246,7 +246,7 @@ def shade_rubber(
 
     `mirror` and `normal` are those of `rubber_rays`, `reflected` (3, n) is the light along them.
     """
-    point, direction, n = Vec(*mirror.point), take_vec(hits.direction, k), Vec(*normal)
+    point, direction, n = Vec.unstack(mirror.point), take_vec(hits.direction, k), Vec.unstack(normal)
     scene = batch.bodies.scene.index_select(0, mirror.body)
     cos = (-dot(direction, n)).clamp(min=0.05)
     to_light, full = incident_light(batch.lighting.lights, scene, point)  # of (4, n)
@@ -254,11 +254,11 @@ def shade_rubber(
     facing = dot(to_light, n).clamp(min=0)
     cos_h = dot(normalize(to_light - direction), n).clamp(min=1e-3)
     square, rough = cos_h * cos_h, RUBBER_ROUGHNESS**2
-    beckmann = torch.exp((1 - 1 / square) / rough) / (math.pi * rough * square * square)
+    beckmann = torch.exp((1 - square.reciprocal()) / rough) / (math.pi * rough * square * square)
     gloss = full * facing.sign() * beckmann / (4 * cos)
     coat, sheen = fresnel(cos, 1.2), fresnel(cos, 1.4)
     received = sum_colored(full * facing) + indirect_light(batch, scene, n, point)
-    seen = sum_colored(gloss) + Vec(*reflected)
+    seen = sum_colored(gloss) + Vec.unstack(reflected)
     paint = multiply(take_vec(batch.color, mirror.body), received)
     paint = paint.times((1 - 0.5 * sheen) * (1 - coat) / math.pi)
     return (paint + seen.times(RUBBER_GLOSS * coat)).stack()
@@ -293,8 +293,8 @@ def metal_highlights(
     half = normalize(to_light - direction)
     h, a, c = dot(half, n).clamp(min=1e-3), dot(half, along), dot(half, across)
     width = (a / ALPHA_ALONG) ** 2 + (c / ALPHA_ACROSS) ** 2 + h * h
-    brushed = 1 / (math.pi * ALPHA_ALONG * ALPHA_ACROSS * width * width)
-    spot = torch.exp((1 - 1 / (h * h)) / ALPHA_MIRROR**2) / (math.pi * ALPHA_MIRROR**2)
+    brushed = (math.pi * ALPHA_ALONG * ALPHA_ACROSS * width * width).reciprocal()
+    spot = torch.exp((1 - (h * h).reciprocal()) / ALPHA_MIRROR**2) / (math.pi * ALPHA_MIRROR**2)
     lobes = BRUSHED * brushed + (1 - BRUSHED) * spot
     is_lit = dot(to_light, n).clamp(min=0).sign()
     highlights = sum_colored(full * is_lit * lobes / (4 * cos)).stack()
@@ -306,7 +306,8 @@ def metal_highlights(
         tangent = math.sqrt(u / (1 - u))
         a_i, c_i = tangent * ALPHA_ALONG * math.cos(turn), tangent * ALPHA_ACROSS * math.sin(turn)
         ray = reflect(direction, normalize(n + along.times(a_i) + across.times(c_i)))
-        scattered.append(where(dot(ray, n) > 0, ray, mirror).stack())
+        is_outside = dot(ray, n).clamp(min=0).sign()
+        scattered.append(select_vec(is_outside, ray, mirror).stack())
     return highlights, Rays(body, point.stack(), mirror.stack()), torch.stack(scattered, dim=1)
 
 

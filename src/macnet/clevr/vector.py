@@ -28,6 +28,11 @@ class Vec:
         """Multiply by scalars. (`*` with a tensor would not compile.)"""
         return Vec(self.x * factor, self.y * factor, self.z * factor)
 
+    @classmethod
+    def unstack(cls, table: Tensor) -> Vec:
+        """The rows of a (3, ...) tensor; the inverse of `stack`."""
+        return cls(*table.unbind())
+
     def stack(self) -> Tensor:
         """The vectors as one tensor, (3, n)."""
         return torch.stack([self.x, self.y, self.z])
@@ -48,17 +53,17 @@ def normalize(v: Vec) -> Vec:
     return v.times(dot(v, v).clamp(min=1e-12).rsqrt())
 
 
-def where(condition: Tensor, a: Vec, b: Vec) -> Vec:
-    """`torch.where` for vectors."""
-    return Vec(*(torch.where(condition, p, q) for p, q in ((a.x, b.x), (a.y, b.y), (a.z, b.z))))
-
-
 def select(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """a where the condition is 1.0, b where it is 0.0; both must be finite.
 
     On a CPU this is several times faster than `torch.where`, which is not vectorized.
     """
     return torch.lerp(b, a, condition)
+
+
+def select_vec(condition: Tensor, a: Vec, b: Vec) -> Vec:
+    """`select` for vectors."""
+    return Vec(*(select(condition, p, q) for p, q in ((a.x, b.x), (a.y, b.y), (a.z, b.z))))
 
 
 def take(row: Tensor, index: Tensor) -> Tensor:
@@ -69,4 +74,4 @@ def take(row: Tensor, index: Tensor) -> Tensor:
 
 def take_vec(table: Tensor, index: Tensor) -> Vec:
     """table[..., index] as vectors, of a (3, ..., m) table."""
-    return Vec(*(take(row, index) for row in table))
+    return Vec(*(take(row, index) for row in table.unbind()))
