@@ -19,6 +19,8 @@ from torch.nn.functional import avg_pool2d
 
 from macnet.clevr.fuse import fused
 from macnet.clevr.shapes import (
+    BISECTIONS,
+    BOUNDING_RADIUS,
     Bodies,
     Neighbors,
     Spans,
@@ -28,6 +30,7 @@ from macnet.clevr.shapes import (
     expand_counts,
     near_sphere,
     rasterize,
+    remove_spans,
 )
 from macnet.clevr.vector import Vec, dot, normalize, take_vec
 
@@ -158,22 +161,33 @@ def shadow_map(bodies: Bodies, lights: Lights, resolution: int, border: int = 0)
     """
     scenes, count = lights.location.shape[1] // 4, len(bodies.scene)
     side = resolution + 2 * border
-    spans = _shadow_spans(bodies, lights, resolution)
+
+    def first_texels(spans: Spans) -> Tensor:
+        """Index of the texel in column 0, of the row and the light of each span."""
+        light, body = spans.rectangle // count, spans.rectangle % count
+        row = (light * scenes + bodies.scene[body]) * side + spans.row
+        return (row + border) * side + border
+
+    spans, umbra = _shadow_spans(bodies, lights, resolution)
     light, body = spans.rectangle // count, spans.rectangle % count
     light = light * scenes + bodies.scene[body]
-    start = (light * side + spans.row + border) * side + border
     y = _texel_center(spans.row, resolution)
     candidates, texel = _ground_candidates(
-        light, body, y, start, resolution, *expand_counts(spans.length, spans.first)
+        light, body, y, first_texels(spans), resolution, *expand_counts(spans.length, spans.first)
     )
     occluding, share = occlusion(bodies, lights, candidates)
     layers = torch.zeros(4 * scenes * side * side, device=share.device)
+    _, dark = expand_counts(umbra.length, first_texels(umbra) + umbra.first)
+    layers.index_fill_(0, dark, 1.0)
     layers.scatter_reduce_(0, texel.index_select(0, occluding), share, "amax")
     return layers.view(4, scenes, side, side)
 
 
-def _shadow_spans(bodies: Bodies, lights: Lights, resolution: int) -> Spans:
-    """Rows of the texels that the shadow of body b from light l may cover, rectangle l · m + b."""
+def _shadow_spans(bodies: Bodies, lights: Lights, resolution: int) -> tuple[Spans, Spans]:
+    """Texels that the shadow of body b from light l (rectangle l · m + b) may cover, and umbras.
+
+    In an umbra the light is occluded completely, so it needs no computation.
+    """
     # The shadow of a body lies within that of its bounding box, grown by the penumbra.
     x, y = _cast_boxes(bodies, lights, resolution, lights.penumbra.view(4, -1)[:, :1])
     low, high = (torch.stack([k(x, 0), k(y, 0)]) for k in (torch.amin, torch.amax))
@@ -186,7 +200,19 @@ def _shadow_spans(bodies: Bodies, lights: Lights, resolution: int) -> Spans:
     margin = half_side * (2 * bodies.radius + 1e-3) / (height - half_side).clamp(min=1e-3) + 2e-3
     is_limited = height > 2 * bodies.radius + margin + 0.1
     x, y = _cast_boxes(bodies, lights, resolution, margin)
-    return clip_to_boxes(spans, x, y, is_limited.view(-1))
+    spans = clip_to_boxes(spans, x, y, is_limited.view(-1))
+    # A ray that passes through the core of a cube is 1 - core below its surface where
+    # `closest_approach` ends, and if that is more than the penumbra's half-width, nothing of the
+    # light is seen. It ends in the core if it spends more than the last interval of the bisection
+    # in there; a ray through the core made smaller by half of that does.
+    depth = (1 - bodies.core) * bodies.radius
+    shrink = 1 - bodies.core + BOUNDING_RADIUS["cube"] / 2**BISECTIONS + 5e-3
+    is_cube = (bodies.core > 0) & ~bodies.is_cylinder
+    has_umbra = (is_limited & is_cube & (margin < depth)).view(-1)
+    x, y = _cast_boxes(bodies, lights, resolution, -(shrink * bodies.radius).expand_as(margin))
+    k = torch.nonzero(has_umbra[spans.rectangle])[:, 0]
+    umbra = clip_to_boxes(Spans(*(column[k] for column in spans)), x, y, has_umbra)
+    return remove_spans(spans, k, umbra), umbra
 
 
 @fused()
@@ -196,6 +222,7 @@ def _cast_boxes(
     """(8, 4·m): x and y, in texels, of the shadows of the corners of boxes grown by a margin."""
     lamp = take_vec(lights.location.view(3, 4, -1), bodies.scene)  # (4, m)
     corners = box_corners(bodies, margin)  # (8, 4, m)
+    corners = Vec(corners.x, corners.y, corners.z.clamp(min=0))  # the rest is below the ground
     cast = lamp + (corners - lamp).times(lamp.z / (lamp.z - corners.z).clamp(min=1e-2))
     x, y = ((k + MAP_HALF) * (resolution / (2 * MAP_HALF)) for k in (cast.x, cast.y))
     return x.flatten(1), y.flatten(1)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from macnet.clevr.camera import ASPECT, FOCAL, camera_axes
+from macnet.clevr.columns import concatenate
 from macnet.clevr.fuse import fused
 from macnet.clevr.scene import RADIUS, SHAPES, SIZES
 from macnet.clevr.scene_array import object_mask
@@ -249,6 +250,15 @@ def clip_to_boxes(spans: Spans, x: Tensor, y: Tensor, is_clipped: Tensor) -> Spa
     return spans._replace(first=first, length=last - first)
 
 
+def remove_spans(spans: Spans, k: Tensor, middle: Spans) -> Spans:
+    """Cut out of the spans with index k a part of each, which may be empty."""
+    left, end = spans.length.clone(), spans.first[k] + spans.length[k]
+    left[k] = middle.first - spans.first[k]
+    first = middle.first + middle.length
+    right = Spans(middle.rectangle, middle.row, first, end - first)
+    return concatenate([spans._replace(length=left), right])
+
+
 @fused(4)
 def _clip(
     x: Tensor,
@@ -312,7 +322,7 @@ def nearest_hits(t: Tensor, ray: Tensor, rays: int) -> tuple[Tensor, Tensor]:
 
 
 def box_corners(bodies: Bodies, margin: Tensor | float = 0.0) -> Vec:
-    """The 8 corners of each body's bounding box, (8, ..., m), grown by `margin` but not downwards.
+    """The 8 corners of each body's bounding box, (8, ..., m), grown by `margin`.
 
     `margin` is a number, or (..., m) for boxes of several sizes around each body.
     """
@@ -320,31 +330,36 @@ def box_corners(bodies: Bodies, margin: Tensor | float = 0.0) -> Vec:
     half = bodies.radius + margin  # (..., m)
     x, y, z = (sign.view(8, *[1] * half.dim()) * half for sign in signs)
     center = Vec.unstack(bodies.center)
-    corners = Vec(bodies.cos * x - bodies.sin * y, bodies.sin * x + bodies.cos * y, z) + center
-    return Vec(corners.x, corners.y, corners.z.clamp(min=0))
+    return Vec(bodies.cos * x - bodies.sin * y, bodies.sin * x + bodies.cos * y, z) + center
 
 
 def pixel_candidates(
     bodies: Bodies, cameras: Cameras, width: int, height: int
 ) -> tuple[Tensor, Tensor]:
     """(pixel, body) pairs in which the pixel may show the body; pixels count over all scenes."""
-    low, high = _screen_bounds(bodies, cameras, width, height, bodies.scene)
-    spans = rasterize(low, high, (width, height))
+    column, row, depth = _screen_boxes(bodies, cameras, width, height, bodies.radius.new_zeros(1))
+    low, high = (torch.stack([k(column, 0), k(row, 0)]) for k in (torch.amin, torch.amax))
+    spans = rasterize(low - 1, high + 1, (width, height))
+    # Supersamples are less than a pixel away from centers. A pixel is so wide at a body:
+    size = torch.maximum(
+        cameras.right.square().sum(0).sqrt() / width, cameras.up.square().sum(0).sqrt() / height
+    )
+    margin = 2 * size[bodies.scene] * depth.amax(0)
+    column, row, _ = _screen_boxes(bodies, cameras, width, height, margin)
+    spans = clip_to_boxes(spans, column, row, depth.amin(0) > 0.5)
     first = (bodies.scene[spans.rectangle] * height + spans.row) * width + spans.first
     span, pixel = expand_counts(spans.length, first)
     return pixel, spans.rectangle.index_select(0, span)
 
 
 @fused()
-def _screen_bounds(
-    bodies: Bodies, cameras: Cameras, width: int, height: int, scene: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(2, m): low and high corners of the bodies' bounding rectangles, with a margin of a pixel."""
-    origin, right, up, forward = (take_vec(table, scene) for table in cameras)
-    offset = box_corners(bodies) - origin
+def _screen_boxes(
+    bodies: Bodies, cameras: Cameras, width: int, height: int, margin: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(8, m): column, row and depth of the corners of boxes grown by a margin, in pixels."""
+    origin, right, up, forward = (take_vec(table, bodies.scene) for table in cameras)
+    offset = box_corners(bodies, margin) - origin
     depth = dot(offset, forward).clamp(min=1e-3)
     across = dot(offset, right) / dot(right, right) / depth  # −1 … 1 over the frame
     above = dot(offset, up) / dot(up, up) / depth
-    column, row = (0.5 + across / 2) * width, (0.5 - above / 2) * height
-    low = torch.stack([column.amin(0), row.amin(0)]) - 1
-    return low, torch.stack([column.amax(0), row.amax(0)]) + 1
+    return (0.5 + across / 2) * width, (0.5 - above / 2) * height, depth
