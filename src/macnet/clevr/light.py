@@ -96,8 +96,8 @@ def incident_light(lights: Lights, scene: Tensor, point: Vec) -> tuple[Vec, Tens
     square = dot(offset, offset)
     direction = offset.times(square.rsqrt())
     # A lamp faces the origin, and is a Lambertian emitter.
-    cosine = (dot(direction, lamp) * dot(lamp, lamp).rsqrt()).clamp(min=0)
-    return direction, lights.intensity * cosine / square
+    cosine = dot(direction, lamp).mul_(dot(lamp, lamp).rsqrt_()).clamp_(min=0)
+    return direction, cosine.mul_(lights.intensity).div_(square)
 
 
 def sum_colored(amounts: Tensor) -> Vec:
@@ -110,7 +110,7 @@ def sum_colored(amounts: Tensor) -> Vec:
 def ground_irradiance(lights: Lights, shadows: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> Vec:
     """Irradiance of points on the ground, with the shadows of a shadow map."""
     direction, full = incident_light(lights, scene, Vec(x, y, x.new_zeros(())))
-    return sum_colored(full * direction.z * (1 - sample_maps(shadows, scene, x, y)))
+    return sum_colored(full.mul_(direction.z).mul_(1 - sample_maps(shadows, scene, x, y)))
 
 
 # --- shadows ---------------------------------------------------------------------------------

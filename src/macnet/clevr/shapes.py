@@ -23,7 +23,7 @@ from macnet.clevr.columns import concatenate
 from macnet.clevr.fuse import fused
 from macnet.clevr.scene import RADIUS, SHAPES, SIZES
 from macnet.clevr.scene_array import object_mask
-from macnet.clevr.vector import Vec, dot, normalize, select, take, take_vec
+from macnet.clevr.vector import Vec, dot, normalize, point_at, select, take, take_vec
 
 # Fitted to outlines and highlights of original images; in the original meshes, the flat part of a
 # cube's face is 0.77 and of a cylinder's top 0.92.
@@ -112,14 +112,14 @@ def _distance_to_core(rays: ObjectRays, t: Tensor) -> tuple[Tensor, Tensor, Vec]
 
     The points are folded: a cylinder is a box in the coordinates distance from its axis, 0, z.
     """
-    p, d, core = rays.origin + rays.direction.times(t), rays.direction, rays.core
-    planar = (p.x * p.x + p.y * p.y).clamp(min=1e-12).sqrt()
+    p, d, core = point_at(rays.origin, rays.direction, t), rays.direction, rays.core
+    planar = (p.x * p.x + p.y * p.y).clamp_(min=1e-12).sqrt_()
     x = select(rays.is_cylinder, planar, p.x)
     dx = select(rays.is_cylinder, (p.x * d.x + p.y * d.y) / planar, d.x)
     y = p.y * rays.is_box
     beyond = Vec(*(k - k.clamp(-core, core) for k in (x, y, p.z)))  # from the core's nearest point
-    distance = dot(beyond, beyond).sqrt()
-    slope = dot(beyond, Vec(dx, d.y, d.z)) / distance.clamp(min=1e-9)
+    distance = dot(beyond, beyond).sqrt_()
+    slope = dot(beyond, Vec(dx, d.y, d.z)).div_(distance.clamp(min=1e-9))
     return distance, slope, Vec(x, y, p.z)
 
 
@@ -181,7 +181,7 @@ def closest_approach(
     for _ in range(BISECTIONS):
         t = (low + high) / 2
         _, slope, _ = _distance_to_core(rays, t)
-        falling = -slope.sign().clamp(max=0)
+        falling = slope.sign().clamp_(max=0).neg_()
         low, high = select(falling, t, low), select(falling, high, t)
         falls, rises = select(falling, slope, falls), select(falling, rises, slope)
     # Interpolate to where the slope is zero: bisection alone would leave ripples in penumbras.

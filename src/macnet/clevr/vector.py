@@ -39,8 +39,12 @@ class Vec:
 
 
 def dot(a: Vec, b: Vec) -> Tensor:
-    """Dot products."""
-    return a.x * b.x + a.y * b.y + a.z * b.z
+    """Dot products; those of x must have the shape of the result."""
+    # In place, here and below: on a CPU, most of the time goes to moving numbers in and out.
+    total = a.x * b.x
+    total += a.y * b.y
+    total += a.z * b.z
+    return total
 
 
 def cross(a: Vec, b: Vec) -> Vec:
@@ -50,7 +54,16 @@ def cross(a: Vec, b: Vec) -> Vec:
 
 def normalize(v: Vec) -> Vec:
     """Unit vectors in the same directions."""
-    return v.times(dot(v, v).clamp(min=1e-12).rsqrt())
+    return v.times(dot(v, v).clamp_(min=1e-12).rsqrt_())
+
+
+def point_at(origin: Vec, direction: Vec, t: Tensor) -> Vec:
+    """The points origin + t · direction."""
+    point = direction.times(t)
+    point.x += origin.x
+    point.y += origin.y
+    point.z += origin.z
+    return point
 
 
 def select(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
