@@ -189,7 +189,8 @@ def _shadow_spans(bodies: Bodies, lights: Lights, resolution: int) -> tuple[Span
     In an umbra the light is occluded completely, so it needs no computation.
     """
     # The shadow of a body lies within that of its bounding box, grown by the penumbra.
-    x, y = _cast_boxes(bodies, lights, resolution, lights.penumbra.view(4, -1)[:, :1])
+    penumbra = lights.penumbra.view(4, -1)[:, :1]
+    x, y = _cast_boxes(bodies, lights, resolution, False, penumbra)
     low, high = (torch.stack([k(x, 0), k(y, 0)]) for k in (torch.amin, torch.amax))
     spans = rasterize(low, high, (resolution, resolution))
     # A body's penumbra is as wide as the light seems to be there, from the ground: half_side times
@@ -199,7 +200,7 @@ def _shadow_spans(bodies: Bodies, lights: Lights, resolution: int) -> tuple[Span
     half_side = lights.half_side.view(4, -1)[:, :1]
     margin = half_side * (2 * bodies.radius + 1e-3) / (height - half_side).clamp(min=1e-3) + 2e-3
     is_limited = height > 2 * bodies.radius + margin + 0.1
-    x, y = _cast_boxes(bodies, lights, resolution, margin)
+    x, y = _cast_boxes(bodies, lights, resolution, True, margin)
     spans = clip_to_boxes(spans, x, y, is_limited.view(-1))
     # A ray that passes through the core of a cube is 1 - core below its surface where
     # `closest_approach` ends, and if that is more than the penumbra's half-width, nothing of the
@@ -208,8 +209,9 @@ def _shadow_spans(bodies: Bodies, lights: Lights, resolution: int) -> tuple[Span
     depth = (1 - bodies.core) * bodies.radius
     shrink = 1 - bodies.core + BOUNDING_RADIUS["cube"] / 2**BISECTIONS + 5e-3
     is_cube = (bodies.core > 0) & ~bodies.is_cylinder
-    has_umbra = (is_limited & is_cube & (margin < depth)).view(-1)
-    x, y = _cast_boxes(bodies, lights, resolution, -(shrink * bodies.radius).expand_as(margin))
+    half_width = half_side * (1 + bodies.core) * bodies.radius / height
+    has_umbra = (is_limited & is_cube & (half_width + 2e-3 < depth)).view(-1)
+    x, y = _cast_boxes(bodies, lights, resolution, False, -(shrink * bodies.radius).expand_as(margin))
     k = torch.nonzero(has_umbra[spans.rectangle])[:, 0]
     umbra = clip_to_boxes(Spans(*(column[k] for column in spans)), x, y, has_umbra)
     return remove_spans(spans, k, umbra), umbra
@@ -217,11 +219,11 @@ def _shadow_spans(bodies: Bodies, lights: Lights, resolution: int) -> tuple[Span
 
 @fused()
 def _cast_boxes(
-    bodies: Bodies, lights: Lights, resolution: int, margin: Tensor
+    bodies: Bodies, lights: Lights, resolution: int, is_turned: bool, margin: Tensor
 ) -> tuple[Tensor, Tensor]:
     """(8, 4·m): x and y, in texels, of the shadows of the corners of boxes grown by a margin."""
     lamp = take_vec(lights.location.view(3, 4, -1), bodies.scene)  # (4, m)
-    corners = box_corners(bodies, margin)  # (8, 4, m)
+    corners = box_corners(bodies, margin, lamp if is_turned else None)  # (8, 4, m)
     corners = Vec(corners.x, corners.y, corners.z.clamp(min=0))  # the rest is below the ground
     cast = lamp + (corners - lamp).times(lamp.z / (lamp.z - corners.z).clamp(min=1e-2))
     x, y = ((k + MAP_HALF) * (resolution / (2 * MAP_HALF)) for k in (cast.x, cast.y))

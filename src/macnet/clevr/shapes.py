@@ -321,16 +321,21 @@ def nearest_hits(t: Tensor, ray: Tensor, rays: int) -> tuple[Tensor, Tensor]:
     return hit, best.index_select(0, hit) & 0xFFFFFFFF
 
 
-def box_corners(bodies: Bodies, margin: Tensor | float = 0.0) -> Vec:
-    """The 8 corners of each body's bounding box, (8, ..., m), grown by `margin`.
+def box_corners(bodies: Bodies, margin: Tensor, facing: Vec | None = None) -> Vec:
+    """The 8 corners of a bounding box of each body, (8, ..., m), grown by a margin, (..., m).
 
-    `margin` is a number, or (..., m) for boxes of several sizes around each body.
+    The boxes of round bodies are turned towards the points `facing`, (..., m), if these are given:
+    seen from there, they are the smallest.
     """
     signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).T.to(bodies.radius.device)
     half = bodies.radius + margin  # (..., m)
     x, y, z = (sign.view(8, *[1] * half.dim()) * half for sign in signs)
-    center = Vec.unstack(bodies.center)
-    return Vec(bodies.cos * x - bodies.sin * y, bodies.sin * x + bodies.cos * y, z) + center
+    center, cos, sin = Vec.unstack(bodies.center), bodies.cos, bodies.sin
+    if facing is not None:
+        toward = normalize(Vec(facing.x - center.x, facing.y - center.y, torch.zeros_like(half)))
+        is_cube = (bodies.core > 0) & ~bodies.is_cylinder
+        cos, sin = torch.where(is_cube, cos, toward.x), torch.where(is_cube, sin, toward.y)
+    return Vec(cos * x - sin * y, sin * x + cos * y, z) + center
 
 
 def pixel_candidates(
@@ -358,7 +363,7 @@ def _screen_boxes(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(8, m): column, row and depth of the corners of boxes grown by a margin, in pixels."""
     origin, right, up, forward = (take_vec(table, bodies.scene) for table in cameras)
-    offset = box_corners(bodies, margin) - origin
+    offset = box_corners(bodies, margin, origin) - origin
     depth = dot(offset, forward).clamp(min=1e-3)
     across = dot(offset, right) / dot(right, right) / depth  # −1 … 1 over the frame
     above = dot(offset, up) / dot(up, up) / depth
