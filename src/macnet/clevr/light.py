@@ -260,7 +260,7 @@ def average_3x3(padded: Tensor) -> Tensor:
     total = shifted[0] + shifted[1]
     for k in shifted[2:]:
         total += k
-    return total / 9
+    return total.div_(9)
 
 
 def sample_maps(maps: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -301,26 +301,29 @@ def find_shadow_pairs(bodies: Bodies, neighbors: Neighbors, lights: Lights) -> S
 def body_shadows(bodies: Bodies, lighting: Lighting, body: Tensor, point: Tensor) -> Tensor:
     """(4, n): share of each light that other bodies occlude, at points on bodies."""
     count = torch.bincount(body, minlength=len(bodies.scene))
-    owner, k = expand_counts(count.index_select(0, lighting.shadow_pairs.receiver))
-    order = torch.argsort(body, stable=True)
+    order = torch.argsort(body, stable=True)  # points on body b are order[start[b]], …
     start = count.cumsum(0) - count
-    candidates, entry = _body_candidates(lighting, start, order, point, owner, k)
+    light, receiver, occluder = lighting.shadow_pairs
+    pair, position = expand_counts(count[receiver], start[receiver])
+    layer = light // (lighting.lights.location.shape[1] // 4) * len(body)
+    candidates, entry = _body_candidates(light, occluder, layer, order, point, pair, position)
     occluding, share = occlusion(bodies, lighting.lights, candidates)
     shares = torch.zeros(4 * len(body), device=point.device)
     shares.scatter_reduce_(0, entry.index_select(0, occluding), share, "amax")
     return shares.view(4, -1)
 
 
-@fused()
+@fused(2)
 def _body_candidates(
-    lighting: Lighting, start: Tensor, order: Tensor, point: Tensor, owner: Tensor, k: Tensor
+    light: Tensor,
+    occluder: Tensor,
+    layer: Tensor,
+    order: Tensor,
+    point: Tensor,
+    pair: Tensor,
+    position: Tensor,
 ) -> tuple[Candidates, Tensor]:
-    """A candidate for each point that may be shadowed, and the index of its entry in the result.
-
-    `owner` indexes the shadow pairs; points on body b are order[start[b]], order[start[b] + 1], …
-    """
-    light, receiver, occluder = (column.index_select(0, owner) for column in lighting.shadow_pairs)
-    sample = order.index_select(0, start.index_select(0, receiver) + k)
-    scenes = lighting.lights.location.shape[1] // 4
-    entry = light // scenes * order.shape[0] + sample
-    return Candidates(light, occluder, point.index_select(1, sample)), entry
+    """A candidate for each point that may be shadowed, and the index of its entry in the result."""
+    sample = order.index_select(0, position)
+    light, occluder, layer = (k.index_select(0, pair) for k in (light, occluder, layer))
+    return Candidates(light, occluder, point.index_select(1, sample)), layer + sample

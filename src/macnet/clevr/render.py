@@ -330,4 +330,4 @@ def _to_srgb(radiance: Tensor) -> Tensor:
     """(3, n) linear radiance → (n, 3) uint8 sRGB."""
     curve = radiance.clamp(min=1e-9).pow_(1 / 2.4).mul_(1.055).sub_(0.055)
     srgb = torch.where(radiance <= 0.0031308, 12.92 * radiance, curve)
-    return torch.stack((255 * srgb + 0.5).to(torch.uint8).unbind(), dim=-1)
+    return torch.stack(srgb.mul_(255).add_(0.5).to(torch.uint8).unbind(), dim=-1)

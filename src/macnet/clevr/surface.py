@@ -312,29 +312,26 @@ def metal_highlights(
 
 
 @fused(2)
-def _is_near(bodies: Bodies, neighbors: Neighbors, rays: Rays, ray: Tensor, k: Tensor) -> Tensor:
-    body = rays.body.index_select(0, ray)
-    other = neighbors.other.index_select(0, neighbors.first.index_select(0, body) + k)
+def _is_near(bodies: Bodies, others: Tensor, rays: Rays, ray: Tensor, pair: Tensor) -> Tensor:
+    other = others.index_select(0, pair)
     return near_sphere(bodies, other, 0.0, take_vec(rays.point, ray), take_vec(rays.direction, ray))
 
 
 @fused(1)
 def _intersect_neighbors(
-    bodies: Bodies, neighbors: Neighbors, rays: Rays, ray: Tensor, k: Tensor, close: Tensor
+    bodies: Bodies, others: Tensor, rays: Rays, ray: Tensor, pair: Tensor, close: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    ray, k = ray.index_select(0, close), k.index_select(0, close)
-    body = rays.body.index_select(0, ray)
-    other = neighbors.other.index_select(0, neighbors.first.index_select(0, body) + k)
+    ray, other = ray.index_select(0, close), others.index_select(0, pair.index_select(0, close))
     t = intersect(bodies, other, take_vec(rays.point, ray), take_vec(rays.direction, ray))
     return ray, other, t
 
 
 def hit_neighbors(batch: SceneBatch, rays: Rays) -> tuple[Tensor, Hits]:
     """Intersect rays that leave bodies with the other bodies: (ray, hit) of those that hit one."""
-    bodies, neighbors = batch.bodies, batch.neighbors
-    ray, k = expand_counts(neighbors.num_others.index_select(0, rays.body))
-    close = torch.nonzero(_is_near(bodies, neighbors, rays, ray, k))[:, 0]
-    ray, other, t = _intersect_neighbors(bodies, neighbors, rays, ray, k, close)
+    bodies, (_, others, num_others, first) = batch.bodies, batch.neighbors
+    ray, pair = expand_counts(num_others.index_select(0, rays.body), first.index_select(0, rays.body))
+    close = torch.nonzero(_is_near(bodies, others, rays, ray, pair))[:, 0]
+    ray, other, t = _intersect_neighbors(bodies, others, rays, ray, pair, close)
     hit, pair = nearest_hits(t, ray, len(rays.body))
     _, point, direction = (column.index_select(-1, hit) for column in rays)
     return hit, Hits(other[pair], point + t[pair] * direction, direction)
