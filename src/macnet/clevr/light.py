@@ -269,9 +269,9 @@ def sample_maps(maps: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
     scale = r / (2 * MAP_HALF)
     u = ((x + MAP_HALF) * scale - 0.5).clamp(0, r - 1.001)
     v = ((y + MAP_HALF) * scale - 0.5).clamp(0, r - 1.001)
-    column, row = u.long(), v.long()
+    column, row = u.int(), v.int()
     u, v = u - column, v - row
-    cell = (scene * r + row) * r + column
+    cell = scene * (r * r) + (row * r + column)
     layers = maps.flatten(1)
     near = _mix(layers.index_select(1, cell), layers.index_select(1, cell + 1), u)
     far = _mix(layers.index_select(1, cell + r), layers.index_select(1, cell + r + 1), u)
