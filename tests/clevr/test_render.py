@@ -17,6 +17,7 @@ from torch import Tensor
 
 from macnet.clevr.camera import project
 from macnet.clevr.fuse import compiled
+from macnet.clevr.pairs import pixel_candidates
 from macnet.clevr.render import (
     QUALITIES,
     Rendering,
@@ -28,7 +29,6 @@ from macnet.clevr.render import (
 )
 from macnet.clevr.scene import DIRECTIONS, Object, Scene, from_record, sample_scenes
 from macnet.clevr.scene_array import scenes_to_array
-from macnet.clevr.shapes import pixel_candidates
 from macnet.clevr.surface import Hits
 from real_clevr import real_clevr
 

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-Table = TypeVar("Table")  # a tensor, or a tuple (named or not, of tuples perhaps) of tensors
+Table = TypeVar("Table")  # a tensor, or a tuple of tables, named or not
 
 
 def narrow(table: Table, start: int, length: int) -> Table:
     """Some consecutive columns."""
-    if isinstance(table, Tensor):
-        return table.narrow(-1, start, length)
-    return _like(table, (narrow(item, start, length) for item in _items(table)))
+    found: Table = _map(lambda tensors: tensors[0].narrow(-1, start, length), [table])
+    return found
 
 
 def split(table: Table, sizes: Iterable[int]) -> list[Table]:
@@ -28,21 +27,15 @@ def split(table: Table, sizes: Iterable[int]) -> list[Table]:
 
 
 def concatenate(parts: Sequence[Table]) -> Table:
-    """The columns of several tables in one; the inverse of `split`."""
-    if len(parts) == 1:
-        return parts[0]
-    if isinstance(parts[0], Tensor):
-        return torch.cat(parts, dim=-1)  # type: ignore[call-overload, no-any-return]
-    items = zip(*(_items(part) for part in parts), strict=True)
-    return _like(parts[0], (concatenate(item) for item in items))
+    """One table with the columns of several; the inverse of `split`."""
+    found: Table = _map(lambda tensors: torch.cat(tensors, dim=-1), parts)
+    return found
 
 
-def _items(table: Any) -> tuple[Any, ...]:
-    assert isinstance(table, tuple)
-    return table
-
-
-def _like(template: Table, items: Iterable[Any]) -> Table:
-    """A tuple of the same type, named or not."""
-    kind: Any = type(template)
-    return kind(*items) if hasattr(kind, "_fields") else kind(items)  # type: ignore[no-any-return]
+def _map(function: Callable[[list[Tensor]], Tensor], tables: Sequence[Any]) -> Any:
+    """Apply a function to the tensors at the same place in several tables."""
+    first = tables[0]
+    if isinstance(first, Tensor):
+        return function(list(tables))
+    items = [_map(function, place) for place in zip(*tables, strict=True)]
+    return type(first)(*items) if hasattr(first, "_fields") else tuple(items)

@@ -8,8 +8,8 @@ closely the ray to it passes a body, relative to the apparent width of the light
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,19 +18,22 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from macnet.clevr.fuse import fused
-from macnet.clevr.shapes import (
-    BISECTIONS,
-    BOUNDING_RADIUS,
-    Bodies,
+from macnet.clevr.pairs import (
     Neighbors,
     Spans,
     box_corners,
     clip_to_boxes,
-    closest_approach,
     expand_counts,
-    near_sphere,
+    is_cube,
     rasterize,
     remove_spans,
+)
+from macnet.clevr.shapes import (
+    BISECTIONS,
+    BOUNDING_RADIUS,
+    Bodies,
+    closest_approach,
+    near_sphere,
 )
 from macnet.clevr.vector import Vec, dot, normalize, take_vec
 
@@ -154,64 +157,66 @@ def occlusion(bodies: Bodies, lights: Lights, candidates: Candidates) -> tuple[T
     return occluding, _shadow_share(bodies, lights, candidates, occluding)
 
 
-def shadow_map(bodies: Bodies, lights: Lights, resolution: int, border: int = 0) -> Tensor:
+def shadow_map(bodies: Bodies, lights: Lights, resolution: int, border: int) -> Tensor:
     """(4, s, r, r): occluded share of each light at each texel of the ground.
 
-    r is `resolution`, and a border of zeros on either side.
+    r is `resolution` and twice the width of a border of zeros.
     """
     scenes, count = lights.location.shape[1] // 4, len(bodies.scene)
     side = resolution + 2 * border
 
-    def first_texels(spans: Spans) -> Tensor:
-        """Index of the texel in column 0, of the row and the light of each span."""
+    def first_texel(spans: Spans) -> Tensor:
+        """Index of the texel in the first column of a span's row."""
         light, body = spans.rectangle // count, spans.rectangle % count
-        row = (light * scenes + bodies.scene[body]) * side + spans.row
-        return (row + border) * side + border
+        row = (light * scenes + bodies.scene[body]) * side + border + spans.row
+        return row * side + border
 
     spans, umbra = _shadow_spans(bodies, lights, resolution)
-    light, body = spans.rectangle // count, spans.rectangle % count
-    light = light * scenes + bodies.scene[body]
-    y = _texel_center(spans.row, resolution)
+    body = spans.rectangle % count
+    light = spans.rectangle // count * scenes + bodies.scene[body]
+    y, start = _texel_center(spans.row, resolution), first_texel(spans)
     candidates, texel = _ground_candidates(
-        light, body, y, first_texels(spans), resolution, *expand_counts(spans.length, spans.first)
+        light, body, y, start, resolution, *expand_counts(spans.length, spans.first)
     )
     occluding, share = occlusion(bodies, lights, candidates)
     layers = torch.zeros(4 * scenes * side * side, device=share.device)
-    _, dark = expand_counts(umbra.length, first_texels(umbra) + umbra.first)
-    layers.index_fill_(0, dark, 1.0)
     layers.scatter_reduce_(0, texel.index_select(0, occluding), share, "amax")
-    return layers.view(4, scenes, side, side)
+    _, dark = expand_counts(umbra.length, first_texel(umbra) + umbra.first)
+    return layers.index_fill_(0, dark, 1.0).view(4, scenes, side, side)
 
 
 def _shadow_spans(bodies: Bodies, lights: Lights, resolution: int) -> tuple[Spans, Spans]:
-    """Texels that the shadow of body b from light l (rectangle l · m + b) may cover, and umbras.
+    """Texels that a shadow may cover, and those in umbras, where it is known to be complete.
 
-    In an umbra the light is occluded completely, so it needs no computation.
+    The shadow of body b from light l is rectangle l · m + b.
     """
+    cast_boxes = functools.partial(_cast_boxes, bodies, lights, resolution)
+    height, half_side, penumbra = (  # (4, m)
+        k.view(4, -1)[:, bodies.scene]
+        for k in (lights.location[2], lights.half_side, lights.penumbra)
+    )
     # The shadow of a body lies within that of its bounding box, grown by the penumbra.
-    penumbra = lights.penumbra.view(4, -1)[:, :1]
-    x, y = _cast_boxes(bodies, lights, resolution, False, penumbra)
+    x, y = cast_boxes(False, penumbra)
     low, high = (torch.stack([k(x, 0), k(y, 0)]) for k in (torch.amin, torch.amax))
     spans = rasterize(low, high, (resolution, resolution))
-    # A body's penumbra is as wide as the light seems to be there, from the ground: half_side times
-    # the body's share of the light's height. (2e-3 is for the 1e-4 in `_shadow_share`, and more
-    # than enough for rounding errors.) For a light hardly above the body, there is no such limit.
-    height = lights.location[2].view(4, -1)[:, bodies.scene]
-    half_side = lights.half_side.view(4, -1)[:, :1]
+
+    # At a height z over the ground, a light seems half_side · z / height wide to either side, and
+    # no shadow begins farther from a body than that. (Added are the 1e-4 of `_shadow_share`, and
+    # far more than rounding errors.) If the light is hardly above the body, this is no limit.
     margin = half_side * (2 * bodies.radius + 1e-3) / (height - half_side).clamp(min=1e-3) + 2e-3
     is_limited = height > 2 * bodies.radius + margin + 0.1
-    x, y = _cast_boxes(bodies, lights, resolution, True, margin)
+    x, y = cast_boxes(True, margin)
     spans = clip_to_boxes(spans, x, y, is_limited.view(-1))
-    # A ray that passes through the core of a cube is 1 - core below its surface where
-    # `closest_approach` ends, and if that is more than the penumbra's half-width, nothing of the
-    # light is seen. It ends in the core if it spends more than the last interval of the bisection
-    # in there; a ray through the core made smaller by half of that does.
+
+    # If a ray spends more than the last interval of the bisection in the core of a cube, then
+    # `closest_approach` ends in the core, (1 − core) · radius below the surface or deeper. If the
+    # light seems to be less than that wide to either side, none of it is seen there. All rays
+    # through a core that is smaller by half an interval on each side are such rays.
     depth = (1 - bodies.core) * bodies.radius
-    shrink = 1 - bodies.core + BOUNDING_RADIUS["cube"] / 2**BISECTIONS + 5e-3
-    is_cube = (bodies.core > 0) & ~bodies.is_cylinder
     half_width = half_side * (1 + bodies.core) * bodies.radius / height
-    has_umbra = (is_limited & is_cube & (half_width + 2e-3 < depth)).view(-1)
-    x, y = _cast_boxes(bodies, lights, resolution, False, -(shrink * bodies.radius).expand_as(margin))
+    has_umbra = (is_limited & is_cube(bodies) & (half_width + 2e-3 < depth)).view(-1)
+    interval = 2 * BOUNDING_RADIUS["cube"] * bodies.radius / 2**BISECTIONS
+    x, y = cast_boxes(False, -(depth + interval / 2 + 5e-3 * bodies.radius).expand_as(margin))
     k = torch.nonzero(has_umbra[spans.rectangle])[:, 0]
     umbra = clip_to_boxes(Spans(*(column[k] for column in spans)), x, y, has_umbra)
     return remove_spans(spans, k, umbra), umbra
@@ -221,7 +226,7 @@ def _shadow_spans(bodies: Bodies, lights: Lights, resolution: int) -> tuple[Span
 def _cast_boxes(
     bodies: Bodies, lights: Lights, resolution: int, is_turned: bool, margin: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(8, 4·m): x and y, in texels, of the shadows of the corners of boxes grown by a margin."""
+    """(8, 4·m): x and y, in texels, of the shadows of the corners of `box_corners`."""
     lamp = take_vec(lights.location.view(3, 4, -1), bodies.scene)  # (4, m)
     corners = box_corners(bodies, margin, lamp if is_turned else None)  # (8, 4, m)
     corners = Vec(corners.x, corners.y, corners.z.clamp(min=0))  # the rest is below the ground
@@ -231,6 +236,7 @@ def _cast_boxes(
 
 
 def _texel_center(k: Tensor, resolution: int) -> Tensor:
+    """x of a column of texels, or y of a row."""
     return (k + 0.5) * (2 * MAP_HALF / resolution) - MAP_HALF
 
 

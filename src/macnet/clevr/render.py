@@ -18,17 +18,11 @@ from torch import Tensor
 
 from macnet.clevr.fuse import compiled, fused
 from macnet.clevr.light import BLUR_SIZE
+from macnet.clevr.pairs import nearest_hits, pixel_candidates
 from macnet.clevr.scene import MAX_OBJECTS, MIN_VISIBLE_SHARE, Scene
 from macnet.clevr.scene_array import scenes_to_array
-from macnet.clevr.shapes import (
-    Bodies,
-    Cameras,
-    build_bodies,
-    build_cameras,
-    intersect,
-    nearest_hits,
-    pixel_candidates,
-)
+from macnet.clevr.shade import shade
+from macnet.clevr.shapes import Bodies, Cameras, build_bodies, build_cameras, intersect
 from macnet.clevr.surface import (
     Hits,
     SceneBatch,
@@ -36,7 +30,6 @@ from macnet.clevr.surface import (
     cove_on_ground,
     ground_point,
     ground_radiance,
-    shade,
 )
 from macnet.clevr.vector import Vec, normalize, take, take_vec
 from macnet.errors import InputError
@@ -115,7 +108,7 @@ def render(
     if not len(scenes):
         raise ValueError("there is no scene to render")
     rays = round(width * height * QUALITIES[quality].rays_per_pixel)
-    # (Inference mode makes each operation on a CPU a tenth of a microsecond faster)
+    # In inference mode, an operation starts a little sooner: a tenth of the time on a CPU.
     with compiled(compile), torch.inference_mode(not compile):
         parts = [
             _render(part, width, height, QUALITIES[quality], torch.device(device))
@@ -124,7 +117,7 @@ def render(
     return Rendering(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def all_visible(
     scenes: Sequence[Scene] | np.ndarray,
     width: int = 480,
@@ -139,7 +132,7 @@ def all_visible(
     return verdicts
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def occluded_fractions(
     scenes: Sequence[Scene] | np.ndarray,
     width: int = 480,
@@ -276,16 +269,14 @@ def _render(
     outline = torch.nonzero(_outlines(objects, quality.supersample_bodies).view(-1))[:, 0]
     rays = quality.grid**2 * (1 + quality.brushed_rays // 2)
     chunk = max(1, MAX_RAYS[device.type] // rays)
-    radiance = torch.empty(0)
+    # The centers are shaded together with the first outlines: many at once are faster.
+    waiting = [(centers, hit, hits)]
     for few in torch.split(outline, chunk):
-        samples, sample, owner = _supersample(
-            centers, pixel, body, few, quality.grid, width, height
-        )
-        traced = [(samples, *_first_hits(bodies, cameras, samples, sample, owner))]
-        if not len(radiance):  # one list is shaded faster than two
-            traced.append((centers, hit, hits))
-        supersampled, *others = _radiance(batch, cameras, traced, quality)
-        radiance, *_ = *others, radiance
+        samples, *pairs = _supersample(centers, pixel, body, few, quality.grid, width, height)
+        traced = [*waiting, (samples, *_first_hits(bodies, cameras, samples, *pairs))]
+        *of_centers, supersampled = _radiance(batch, cameras, traced, quality)
+        if waiting:
+            radiance, waiting = of_centers[0], []
         radiance[:, few] = supersampled.view(3, quality.grid**2, len(few)).mean(1)
 
     visible = torch.zeros(len(scenes), MAX_OBJECTS, dtype=torch.int32, device=device)

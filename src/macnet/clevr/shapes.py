@@ -4,9 +4,6 @@ Sphere, rounded cube and bevelled cylinder are one family of solids: all points 
 1 − core from a smaller box or cylinder of half-side `core` (0 for the sphere), times a radius. The
 distance to a convex solid is convex along a ray, so Newton's method from outside converges to the
 entry point without overshooting, and bisection finds the point of closest approach.
-
-Only lists of (ray, body) pairs that may intersect are processed, never all rays times all bodies:
-most rays hit only the ground.
 """
 
 from __future__ import annotations
@@ -19,8 +16,6 @@ import torch
 from torch import Tensor
 
 from macnet.clevr.camera import ASPECT, FOCAL, camera_axes
-from macnet.clevr.columns import concatenate
-from macnet.clevr.fuse import fused
 from macnet.clevr.scene import RADIUS, SHAPES, SIZES
 from macnet.clevr.scene_array import object_mask
 from macnet.clevr.vector import Vec, dot, normalize, point_at, select, take, take_vec
@@ -31,6 +26,7 @@ CORE = {"cube": 0.82, "sphere": 0.0, "cylinder": 0.94}
 CYLINDER = SHAPES.index("cylinder")
 BOUNDING_RADIUS = {"cube": 3**0.5, "sphere": 1.0, "cylinder": 2**0.5}  # in units of the radius
 NEWTON_STEPS = 5
+MAX_GAP = 2e-3  # between a body and a ray that hits it, in units of the radius
 BISECTIONS = 5
 
 
@@ -145,7 +141,7 @@ def intersect(bodies: Bodies, which: Tensor, origin: Vec, direction: Vec) -> Ten
         gap, slope = signed_distance(rays, t)
         t = t + (gap / (-slope).clamp(min=1e-3)).clamp(min=0)
     gap, _ = signed_distance(rays, t)
-    is_hit = (first < last) & (first > 0) & (t <= last) & (gap < 2e-3)
+    is_hit = (first < last) & (first > 0) & (t <= last) & (gap < MAX_GAP)
     return torch.where(is_hit, t, torch.inf)
 
 
@@ -198,173 +194,3 @@ def near_sphere(
     along = dot(offset, direction)
     bound = take(bodies.bounding_radius, which) + margin
     return (dot(offset, offset) - along * along < bound * bound) & (along > -bound)
-
-
-# --- lists of pairs --------------------------------------------------------------------------
-
-
-def expand_counts(counts: Tensor, first: Tensor | int = 0) -> tuple[Tensor, Tensor]:
-    """Counts [2, 0, 3] → owners [0, 0, 2, 2, 2] and ranks within each owner [0, 1, 0, 1, 2].
-
-    The ranks of each owner count from `first`.
-    """
-    owner = torch.repeat_interleave(counts)
-    return owner, _rank(counts.cumsum(0) - counts - first, owner)
-
-
-@fused()
-def _rank(start: Tensor, owner: Tensor) -> Tensor:
-    return torch.arange(owner.shape[0], device=owner.device) - start.index_select(0, owner)
-
-
-class Spans(NamedTuple):
-    """Rows of cells that rectangles cover."""
-
-    rectangle: Tensor  # (n,)
-    row: Tensor  # (n,)
-    first: Tensor  # (n,) column
-    length: Tensor  # (n,) number of columns
-
-
-def rasterize(low: Tensor, high: Tensor, size: tuple[int, int]) -> Spans:
-    """Rows of the cells that rectangles cover, given as (2, n) corners."""
-    limit = torch.tensor(size, device=low.device)[:, None]
-    first = torch.minimum(low.clamp(min=0), limit).floor().long()
-    last = torch.minimum(high.clamp(min=0), limit).ceil().long()
-    columns, rows = (last - first).clamp(min=0)
-    rectangle, row = expand_counts(rows, first[1])
-    return Spans(rectangle, row, first[0, rectangle], columns[rectangle])
-
-
-# Corners i and j of a box, as `box_corners` numbers them, have an edge between them.
-EDGES = [(i, i + k) for k in (1, 2, 4) for i in range(8) if not i & k]
-
-
-def clip_to_boxes(spans: Spans, x: Tensor, y: Tensor, is_clipped: Tensor) -> Spans:
-    """Keep of each span the cells whose centers are within the outline of a projected box.
-
-    The boxes are given as the projections of their corners, (8, rectangles), in cells.
-    `is_clipped` (rectangles,) is false for those whose spans are left as they are.
-    """
-    first, last = _clip(x, y, is_clipped, *spans)
-    return spans._replace(first=first, length=last - first)
-
-
-def remove_spans(spans: Spans, k: Tensor, middle: Spans) -> Spans:
-    """Cut out of the spans with index k a part of each, which may be empty."""
-    left, end = spans.length.clone(), spans.first[k] + spans.length[k]
-    left[k] = middle.first - spans.first[k]
-    first = middle.first + middle.length
-    right = Spans(middle.rectangle, middle.row, first, end - first)
-    return concatenate([spans._replace(length=left), right])
-
-
-@fused(4)
-def _clip(
-    x: Tensor,
-    y: Tensor,
-    is_clipped: Tensor,
-    rectangle: Tensor,
-    row: Tensor,
-    first: Tensor,
-    length: Tensor,
-) -> tuple[Tensor, Tensor]:
-    # The outline consists of edges; a row's cells lie between the first and the last that cross it.
-    starts, ends = (list(corners) for corners in zip(*EDGES, strict=True))
-    x0, x1, y0, y1 = (
-        k.index_select(1, rectangle) for k in (x[starts], x[ends], y[starts], y[ends])
-    )
-    center = row + 0.5
-    crosses = (y0 > center) != (y1 > center)
-    crossing = x0 + (x1 - x0) * (center - y0) / (y1 - y0) - 0.5
-    is_free = ~is_clipped.index_select(0, rectangle)
-    low = torch.where(crosses, crossing, torch.inf).amin(0).masked_fill(is_free, -torch.inf)
-    high = torch.where(crosses, crossing, -torch.inf).amax(0).masked_fill(is_free, torch.inf)
-    low = low.ceil().clamp(first, first + length)
-    high = (high.floor() + 1).clamp(low, first + length)
-    return low.long(), high.long()
-
-
-class Neighbors(NamedTuple):
-    """All ordered pairs of bodies in the same scene, sorted by body."""
-
-    body: Tensor  # (p,)
-    other: Tensor  # (p,)
-    num_others: Tensor  # (m,) number of pairs of a body
-    first: Tensor  # (m,) index of the first pair of a body
-
-
-def find_neighbors(bodies: Bodies) -> Neighbors:
-    """List the pairs of bodies in the same scene."""
-    count = torch.bincount(bodies.scene)
-    start = count.cumsum(0) - count
-    num_others = count[bodies.scene] - 1
-    body, k = expand_counts(num_others)
-    other = start[bodies.scene[body]] + k
-    return Neighbors(body, other + (other >= body), num_others, num_others.cumsum(0) - num_others)
-
-
-@fused()
-def _sort_key(t: Tensor) -> Tensor:
-    return (t.view(torch.int32).long() << 32) | torch.arange(t.shape[0], device=t.device)
-
-
-def nearest_hits(t: Tensor, ray: Tensor, rays: int) -> tuple[Tensor, Tensor]:
-    """The pair with the smallest t of each ray: (ray, pair) of every ray that hits something.
-
-    Distance and index of a pair share one 64-bit key, so the minimum is exact and has no ties.
-    """
-    best = torch.full((rays,), torch.iinfo(torch.int64).max, device=t.device)
-    best.scatter_reduce_(0, ray, _sort_key(t), "amin")
-    infinite = 0x7F800000 << 32
-    hit = torch.nonzero(best < infinite)[:, 0]
-    return hit, best.index_select(0, hit) & 0xFFFFFFFF
-
-
-def box_corners(bodies: Bodies, margin: Tensor, facing: Vec | None = None) -> Vec:
-    """The 8 corners of a bounding box of each body, (8, ..., m), grown by a margin, (..., m).
-
-    The boxes of round bodies are turned towards the points `facing`, (..., m), if these are given:
-    seen from there, they are the smallest.
-    """
-    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).T.to(bodies.radius.device)
-    half = bodies.radius + margin  # (..., m)
-    x, y, z = (sign.view(8, *[1] * half.dim()) * half for sign in signs)
-    center, cos, sin = Vec.unstack(bodies.center), bodies.cos, bodies.sin
-    if facing is not None:
-        toward = normalize(Vec(facing.x - center.x, facing.y - center.y, torch.zeros_like(half)))
-        is_cube = (bodies.core > 0) & ~bodies.is_cylinder
-        cos, sin = torch.where(is_cube, cos, toward.x), torch.where(is_cube, sin, toward.y)
-    return Vec(cos * x - sin * y, sin * x + cos * y, z) + center
-
-
-def pixel_candidates(
-    bodies: Bodies, cameras: Cameras, width: int, height: int
-) -> tuple[Tensor, Tensor]:
-    """(pixel, body) pairs in which the pixel may show the body; pixels count over all scenes."""
-    column, row, depth = _screen_boxes(bodies, cameras, width, height, bodies.radius.new_zeros(1))
-    low, high = (torch.stack([k(column, 0), k(row, 0)]) for k in (torch.amin, torch.amax))
-    spans = rasterize(low - 1, high + 1, (width, height))
-    # Supersamples are less than a pixel away from centers. A pixel is so wide at a body:
-    size = torch.maximum(
-        cameras.right.square().sum(0).sqrt() / width, cameras.up.square().sum(0).sqrt() / height
-    )
-    margin = 2 * size[bodies.scene] * depth.amax(0)
-    column, row, _ = _screen_boxes(bodies, cameras, width, height, margin)
-    spans = clip_to_boxes(spans, column, row, depth.amin(0) > 0.5)
-    first = (bodies.scene[spans.rectangle] * height + spans.row) * width + spans.first
-    span, pixel = expand_counts(spans.length, first)
-    return pixel, spans.rectangle.index_select(0, span)
-
-
-@fused()
-def _screen_boxes(
-    bodies: Bodies, cameras: Cameras, width: int, height: int, margin: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(8, m): column, row and depth of the corners of boxes grown by a margin, in pixels."""
-    origin, right, up, forward = (take_vec(table, bodies.scene) for table in cameras)
-    offset = box_corners(bodies, margin, origin) - origin
-    depth = dot(offset, forward).clamp(min=1e-3)
-    across = dot(offset, right) / dot(right, right) / depth  # −1 … 1 over the frame
-    above = dot(offset, up) / dot(up, up) / depth
-    return (0.5 + across / 2) * width, (0.5 - above / 2) * height, depth
