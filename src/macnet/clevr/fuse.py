@@ -19,8 +19,8 @@ from macnet.clevr.columns import concatenate, narrow
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Numbers in a tensor that is computed at once on a CPU, for each of its threads: so few that a
-# formula's tensors stay in the caches, and enough for torch to use all threads.
+# Columns that are processed at once on a CPU, by each of its threads: so few that a formula's
+# tensors stay in the caches, and enough for torch to use all threads.
 BLOCK_SIZE = 32_768
 
 _compiling: ContextVar[bool] = ContextVar("compiling", default=False)

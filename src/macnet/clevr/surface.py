@@ -149,8 +149,9 @@ class GroundPoints(NamedTuple):
 
 def environment(batch: SceneBatch, groups: Sequence[Rays]) -> list[Tensor]:
     """(3, n) for each group of rays: radiance of ground, cove and black sky, ignoring bodies."""
-    # Only the ground is computed for all groups at once: at the end of a tensor, sigmoids may be
-    # rounded differently, and an image must not depend on how its rays are grouped.
+    # All groups share one call of the expensive part. Sigmoids are computed group by group, and for
+    # all rays: torch rounds some at the end of a tensor differently, and the images of a world must
+    # stay the same to the bit.
     points, sky = zip(*(_environment_points(batch, k, k.body) for k in groups), strict=True)
     down = [torch.nonzero(rays.direction[2] < -0.02)[:, 0] for rays in groups]
     met = [
