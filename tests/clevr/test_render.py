@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from torch import Tensor
 
+from macnet.clevr import fuse
 from macnet.clevr.camera import project
 from macnet.clevr.fuse import compiled
+from macnet.clevr.pairs import pixel_candidates
 from macnet.clevr.render import (
     QUALITIES,
     Rendering,
@@ -28,7 +30,6 @@ from macnet.clevr.render import (
 )
 from macnet.clevr.scene import DIRECTIONS, Object, Scene, from_record, sample_scenes
 from macnet.clevr.scene_array import scenes_to_array
-from macnet.clevr.shapes import pixel_candidates
 from macnet.clevr.surface import Hits
 from real_clevr import real_clevr
 
@@ -313,6 +314,14 @@ def test_threads_change_nothing_and_neither_does_the_second_time(quality: str) -
         renderings.append(render(scenes, *size, quality))
     assert_same(renderings[0], renderings[1])
     assert_same(renderings[1], renderings[2])
+
+
+@pytest.mark.parametrize("quality", sorted(QUALITIES))
+def test_the_size_of_blocks_changes_nothing(quality: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scenes = sample(16, 2)
+    at_once = render(scenes, 96, 64, quality)
+    monkeypatch.setattr(fuse, "BLOCK_SIZE", 320)
+    assert_same(render(scenes, 96, 64, quality), at_once)
 
 
 # --- what pictures show ----------------------------------------------------------------------

@@ -8,8 +8,8 @@ closely the ray to it passes a body, relative to the apparent width of the light
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,14 +18,22 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
 from macnet.clevr.fuse import fused
-from macnet.clevr.shapes import (
-    Bodies,
+from macnet.clevr.pairs import (
     Neighbors,
+    Spans,
     box_corners,
-    closest_approach,
+    clip_to_boxes,
     expand_counts,
-    near_sphere,
+    is_cube,
     rasterize,
+    remove_spans,
+)
+from macnet.clevr.shapes import (
+    BISECTIONS,
+    BOUNDING_RADIUS,
+    Bodies,
+    closest_approach,
+    near_sphere,
 )
 from macnet.clevr.vector import Vec, dot, normalize, take_vec
 
@@ -47,6 +55,7 @@ class Lights(NamedTuple):
     location: Tensor  # (3, 4·s)
     half_side: Tensor  # (4·s,)
     penumbra: Tensor  # (4·s,)
+    intensity: Tensor  # (4, 1): irradiance that a light causes at a distance of 1
 
 
 class ShadowPairs(NamedTuple):
@@ -75,43 +84,36 @@ def build_lighting(
     location = torch.from_numpy(np.concatenate([scenes["lamps"], sun], axis=1))  # (s, 4, 3)
     location = location.float().permute(2, 1, 0)
     sizes = (torch.tensor(k).repeat_interleave(len(scenes)) for k in (HALF_SIDE, PENUMBRA))
-    lights = Lights(*(k.to(device) for k in (location.flatten(1), *sizes)))
-    shadows = shadow_map(bodies, lights, resolution)
+    intensity = torch.tensor([[watts / math.pi] for watts in WATTS])
+    lights = Lights(*(k.to(device) for k in (location.flatten(1), *sizes, intensity)))
     # Where a body touches the ground, its shadow has a hard edge, which must not look jagged.
-    shadows = avg_pool2d(shadows, 3, stride=1, padding=1)
+    shadows = average_3x3(shadow_map(bodies, lights, resolution, border=1))
     blurred_shadows = avg_pool2d(shadows, resolution // BLUR_SIZE)
     return Lighting(lights, find_shadow_pairs(bodies, neighbors, lights), shadows, blurred_shadows)
 
 
-def incident_light(lights: Lights, light: int, scene: Tensor, point: Vec) -> tuple[Vec, Tensor]:
-    """Direction to a light, and its unshadowed irradiance at a surface that faces it."""
-    lamp = take_vec(lights.location.view(3, 4, -1)[:, light], scene)
+def incident_light(lights: Lights, scene: Tensor, point: Vec) -> tuple[Vec, Tensor]:
+    """(4, n) directions to the lights, and irradiances, unshadowed, of surfaces that face them."""
+    lamp = take_vec(lights.location.view(3, 4, -1), scene)
     offset = lamp - point
     square = dot(offset, offset)
     direction = offset.times(square.rsqrt())
     # A lamp faces the origin, and is a Lambertian emitter.
-    cosine = (dot(direction, lamp) * dot(lamp, lamp).rsqrt()).clamp(min=0)
-    return direction, WATTS[light] / math.pi * cosine / square
+    cosine = dot(direction, lamp).mul_(dot(lamp, lamp).rsqrt_()).clamp_(min=0)
+    return direction, cosine.mul_(lights.intensity).div_(square)
 
 
-def sum_colored(amounts: Sequence[Tensor]) -> Vec:
-    """Sum of the four lights, each in its color; x, y, z are red, green, blue."""
-    key, fill, back, sun = amounts
+def sum_colored(amounts: Tensor) -> Vec:
+    """Sum of (4, n) amounts of the lights, each in its color; x, y, z are red, green, blue."""
+    key, fill, back, sun = amounts.unbind()
     white = back + sun
     return Vec(*(key * k + fill * f + white for k, f in zip(*COLOR[:2], strict=True)))
 
 
-def ground_irradiance(
-    lighting: Lighting, shadows: Tensor, scene: Tensor, x: Tensor, y: Tensor
-) -> Vec:
+def ground_irradiance(lights: Lights, shadows: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> Vec:
     """Irradiance of points on the ground, with the shadows of a shadow map."""
-    point = Vec(x, y, torch.zeros_like(x))
-    shadow = sample_maps(shadows, scene, x, y)
-    amounts = []
-    for light in range(4):
-        direction, full = incident_light(lighting.lights, light, scene, point)
-        amounts.append(full * direction.z * (1 - shadow[light]))
-    return sum_colored(amounts)
+    direction, full = incident_light(lights, scene, Vec(x, y, x.new_zeros(())))
+    return sum_colored(full.mul_(direction.z).mul_(1 - sample_maps(shadows, scene, x, y)))
 
 
 # --- shadows ---------------------------------------------------------------------------------
@@ -125,15 +127,15 @@ class Candidates(NamedTuple):
     point: Tensor  # (3, n)
 
 
-@fused
+@fused(2)
 def _may_occlude(bodies: Bodies, lights: Lights, candidates: Candidates, body: Tensor) -> Tensor:
-    point = Vec(*candidates.point)
+    point = Vec.unstack(candidates.point)
     direction = normalize(take_vec(lights.location, candidates.light) - point)
     margin = lights.penumbra.index_select(0, candidates.light)
     return near_sphere(bodies, body, margin, point, direction)
 
 
-@fused
+@fused(1)
 def _shadow_share(
     bodies: Bodies, lights: Lights, candidates: Candidates, occluding: Tensor
 ) -> Tensor:
@@ -142,7 +144,7 @@ def _shadow_share(
     point = take_vec(candidates.point, occluding)
     offset = take_vec(lights.location, light) - point
     far = dot(offset, offset).sqrt()
-    gap, t = closest_approach(bodies, body, point, offset.times(1 / far))
+    gap, t = closest_approach(bodies, body, point, offset.times(far.reciprocal()))
     half_width = t * lights.half_side.index_select(0, light) / far
     share = (0.5 - 0.5 * gap / (half_width + 1e-4)).clamp(0, 1)
     return share * share * (3 - 2 * share) * (t < far)
@@ -155,65 +157,136 @@ def occlusion(bodies: Bodies, lights: Lights, candidates: Candidates) -> tuple[T
     return occluding, _shadow_share(bodies, lights, candidates, occluding)
 
 
-def shadow_map(bodies: Bodies, lights: Lights, resolution: int) -> Tensor:
-    """(4, s, r, r): occluded share of each light at each texel of the ground."""
-    scenes = lights.location.shape[1] // 4
-    low, high = _shadow_bounds(bodies, scenes, resolution / (2 * MAP_HALF), lights.location)
-    # (The rasterized texels get no name, so that their memory is freed early: they are many.)
+def shadow_map(bodies: Bodies, lights: Lights, resolution: int, border: int) -> Tensor:
+    """(4, s, r, r): occluded share of each light at each texel of the ground.
+
+    r is `resolution` and twice the width of a border of zeros.
+    """
+    scenes, count = lights.location.shape[1] // 4, len(bodies.scene)
+    side = resolution + 2 * border
+
+    def first_texel(spans: Spans) -> Tensor:
+        """Index of the texel in the first column of a span's row."""
+        light, body = spans.rectangle // count, spans.rectangle % count
+        row = (light * scenes + bodies.scene[body]) * side + border + spans.row
+        return row * side + border
+
+    spans, umbra = _shadow_spans(bodies, lights, resolution)
+    body = spans.rectangle % count
+    light = spans.rectangle // count * scenes + bodies.scene[body]
+    y, start = _texel_center(spans.row, resolution), first_texel(spans)
     candidates, texel = _ground_candidates(
-        bodies, scenes, resolution, *rasterize(low, high, (resolution, resolution))
+        light, body, y, start, resolution, *expand_counts(spans.length, spans.first)
     )
     occluding, share = occlusion(bodies, lights, candidates)
-    layers = torch.zeros(4 * scenes * resolution * resolution, device=low.device)
+    layers = torch.zeros(4 * scenes * side * side, device=share.device)
     layers.scatter_reduce_(0, texel.index_select(0, occluding), share, "amax")
-    return layers.view(4, scenes, resolution, resolution)
+    _, dark = expand_counts(umbra.length, first_texel(umbra) + umbra.first)
+    return layers.index_fill_(0, dark, 1.0).view(4, scenes, side, side)
 
 
-@fused
-def _shadow_bounds(
-    bodies: Bodies, scenes: int, scale: float, location: Tensor
+def _shadow_spans(bodies: Bodies, lights: Lights, resolution: int) -> tuple[Spans, Spans]:
+    """Texels that a shadow may cover, and those in umbras, where it is known to be complete.
+
+    The shadow of body b from light l is rectangle l · m + b.
+    """
+    cast_boxes = functools.partial(_cast_boxes, bodies, lights, resolution)
+    height, half_side, penumbra = (  # (4, m)
+        k.view(4, -1)[:, bodies.scene]
+        for k in (lights.location[2], lights.half_side, lights.penumbra)
+    )
+    # The shadow of a body lies within that of its bounding box, grown by the penumbra.
+    x, y = cast_boxes(False, penumbra)
+    low, high = (torch.stack([k(x, 0), k(y, 0)]) for k in (torch.amin, torch.amax))
+    spans = rasterize(low, high, (resolution, resolution))
+
+    # At a height z over the ground, a light seems half_side · z / height wide to either side, and
+    # no shadow begins farther from a body than that. (Added are the 1e-4 of `_shadow_share`, and
+    # far more than rounding errors.) If the light is hardly above the body, this is no limit.
+    margin = half_side * (2 * bodies.radius + 1e-3) / (height - half_side).clamp(min=1e-3) + 2e-3
+    is_limited = height > 2 * bodies.radius + margin + 0.1
+    x, y = cast_boxes(True, margin)
+    spans = clip_to_boxes(spans, x, y, is_limited.view(-1))
+
+    # If a ray spends more than the last interval of the bisection in the core of a cube, then
+    # `closest_approach` ends in the core, (1 − core) · radius below the surface or deeper. If the
+    # light seems to be less than that wide to either side, none of it is seen there. All rays
+    # through a core that is smaller by half an interval on each side are such rays.
+    depth = (1 - bodies.core) * bodies.radius
+    half_width = half_side * (1 + bodies.core) * bodies.radius / height
+    has_umbra = (is_limited & is_cube(bodies) & (half_width + 2e-3 < depth)).view(-1)
+    interval = 2 * BOUNDING_RADIUS["cube"] * bodies.radius / 2**BISECTIONS
+    x, y = cast_boxes(False, -(depth + interval / 2 + 5e-3 * bodies.radius).expand_as(margin))
+    k = torch.nonzero(has_umbra[spans.rectangle])[:, 0]
+    umbra = clip_to_boxes(Spans(*(column[k] for column in spans)), x, y, has_umbra)
+    return remove_spans(spans, k, umbra), umbra
+
+
+@fused()
+def _cast_boxes(
+    bodies: Bodies, lights: Lights, resolution: int, is_turned: bool, margin: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """(2, 4·m): low and high corners, in texels, of the shadow of each body from each light."""
-    bounds = []
-    for light in range(4):
-        # The shadow of a body lies within that of its bounding box, grown by the penumbra.
-        corners = box_corners(bodies, PENUMBRA[light])
-        lamp = take_vec(location[:, light * scenes : (light + 1) * scenes], bodies.scene)
-        cast = lamp + (corners - lamp).times(lamp.z / (lamp.z - corners.z).clamp(min=1e-2))
-        sides = cast.x.amin(0), cast.y.amin(0), cast.x.amax(0), cast.y.amax(0)
-        bounds.append(torch.stack(sides))
-    low_high = (torch.cat(bounds, dim=1) + MAP_HALF) * scale
-    return low_high[:2], low_high[2:]
+    """(8, 4·m): x and y, in texels, of the shadows of the corners of `box_corners`."""
+    lamp = take_vec(lights.location.view(3, 4, -1), bodies.scene)  # (4, m)
+    corners = box_corners(bodies, margin, lamp if is_turned else None)  # (8, 4, m)
+    corners = Vec(corners.x, corners.y, corners.z.clamp(min=0))  # the rest is below the ground
+    cast = lamp + (corners - lamp).times(lamp.z / (lamp.z - corners.z).clamp(min=1e-2))
+    x, y = ((k + MAP_HALF) * (resolution / (2 * MAP_HALF)) for k in (cast.x, cast.y))
+    return x.flatten(1), y.flatten(1)
 
 
-@fused
+def _texel_center(k: Tensor, resolution: int) -> Tensor:
+    """x of a column of texels, or y of a row."""
+    return (k + 0.5) * (2 * MAP_HALF / resolution) - MAP_HALF
+
+
+@fused(2)
 def _ground_candidates(
-    bodies: Bodies, scenes: int, resolution: int, shadow: Tensor, column: Tensor, row: Tensor
+    light: Tensor,
+    body: Tensor,
+    y: Tensor,
+    start: Tensor,
+    resolution: int,
+    span: Tensor,
+    column: Tensor,
 ) -> tuple[Candidates, Tensor]:
     """A candidate for each texel that a shadow may cover, and the index of that texel."""
-    count = bodies.scene.shape[0]
-    light, body = shadow // count, shadow % count
-    light = light * scenes + bodies.scene.index_select(0, body)
-    x, y = ((k + 0.5) * (2 * MAP_HALF / resolution) - MAP_HALF for k in (column, row))
-    texel = (light * resolution + row) * resolution + column
-    return Candidates(light, body, torch.stack([x, y, torch.zeros_like(x)])), texel
+    x = _texel_center(column, resolution)
+    point = torch.stack([x, y.index_select(0, span), torch.zeros_like(x)])
+    light, body, start = (k.index_select(0, span) for k in (light, body, start))
+    return Candidates(light, body, point), start + column
 
 
-def sample_maps(maps: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
-    """Bilinear lookup: (c, s, r, r) maps → c of (n,) at points on the ground, clamped to edges."""
+@fused()
+def average_3x3(padded: Tensor) -> Tensor:
+    """Averages of 3 × 3 texels: (..., r + 2, r + 2) → (..., r, r)."""
+    # On a CPU, `avg_pool2d` takes five times as long.
+    height, width = padded.shape[-2] - 2, padded.shape[-1] - 2
+    shifted = [padded[..., i : i + height, j : j + width] for i in range(3) for j in range(3)]
+    total = shifted[0] + shifted[1]
+    for k in shifted[2:]:
+        total += k
+    return total.div_(9)
+
+
+def sample_maps(maps: Tensor, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Bilinear lookup: (c, s, r, r) maps → (c, n) at points on the ground, clamped to edges."""
     r = maps.shape[-1]
     scale = r / (2 * MAP_HALF)
     u = ((x + MAP_HALF) * scale - 0.5).clamp(0, r - 1.001)
     v = ((y + MAP_HALF) * scale - 0.5).clamp(0, r - 1.001)
-    column, row = u.long(), v.long()
+    column, row = u.int(), v.int()
     u, v = u - column, v - row
-    cell = (scene * r + row) * r + column
-    found = []
-    for layer in maps.flatten(1):
-        a, b, c, d = (layer.index_select(0, cell + k) for k in (0, 1, r, r + 1))
-        near, far = a + (b - a) * u, c + (d - c) * u
-        found.append(near + (far - near) * v)
-    return found
+    cell = scene * (r * r) + (row * r + column)
+    layers = maps.flatten(1)
+    near = _mix(layers.index_select(1, cell), layers.index_select(1, cell + 1), u)
+    far = _mix(layers.index_select(1, cell + r), layers.index_select(1, cell + r + 1), u)
+    return _mix(near, far, v)
+
+
+def _mix(a: Tensor, b: Tensor, share: Tensor) -> Tensor:
+    """a + (b - a) * share; b is overwritten, which spares the caches."""
+    return b.sub_(a).mul_(share).add_(a)
 
 
 def find_shadow_pairs(bodies: Bodies, neighbors: Neighbors, lights: Lights) -> ShadowPairs:
@@ -234,26 +307,29 @@ def find_shadow_pairs(bodies: Bodies, neighbors: Neighbors, lights: Lights) -> S
 def body_shadows(bodies: Bodies, lighting: Lighting, body: Tensor, point: Tensor) -> Tensor:
     """(4, n): share of each light that other bodies occlude, at points on bodies."""
     count = torch.bincount(body, minlength=len(bodies.scene))
-    owner, k = expand_counts(count.index_select(0, lighting.shadow_pairs.receiver))
-    order = torch.argsort(body, stable=True)
+    order = torch.argsort(body, stable=True)  # points on body b are order[start[b]], …
     start = count.cumsum(0) - count
-    candidates, entry = _body_candidates(lighting, start, order, point, owner, k)
+    light, receiver, occluder = lighting.shadow_pairs
+    pair, position = expand_counts(count[receiver], start[receiver])
+    layer = light // (lighting.lights.location.shape[1] // 4) * len(body)
+    candidates, entry = _body_candidates(light, occluder, layer, order, point, pair, position)
     occluding, share = occlusion(bodies, lighting.lights, candidates)
     shares = torch.zeros(4 * len(body), device=point.device)
     shares.scatter_reduce_(0, entry.index_select(0, occluding), share, "amax")
     return shares.view(4, -1)
 
 
-@fused
+@fused(2)
 def _body_candidates(
-    lighting: Lighting, start: Tensor, order: Tensor, point: Tensor, owner: Tensor, k: Tensor
+    light: Tensor,
+    occluder: Tensor,
+    layer: Tensor,
+    order: Tensor,
+    point: Tensor,
+    pair: Tensor,
+    position: Tensor,
 ) -> tuple[Candidates, Tensor]:
-    """A candidate for each point that may be shadowed, and the index of its entry in the result.
-
-    `owner` indexes the shadow pairs; points on body b are order[start[b]], order[start[b] + 1], …
-    """
-    light, receiver, occluder = (column.index_select(0, owner) for column in lighting.shadow_pairs)
-    sample = order.index_select(0, start.index_select(0, receiver) + k)
-    scenes = lighting.lights.location.shape[1] // 4
-    entry = light // scenes * order.shape[0] + sample
-    return Candidates(light, occluder, point.index_select(1, sample)), entry
+    """A candidate for each point that may be shadowed, and the index of its entry in the result."""
+    sample = order.index_select(0, position)
+    light, occluder, layer = (k.index_select(0, pair) for k in (light, occluder, layer))
+    return Candidates(light, occluder, point.index_select(1, sample)), layer + sample

@@ -19,18 +19,19 @@ from torch import Tensor
 from macnet.clevr.backend import Backend, check_backend
 from macnet.clevr.fuse import compiled, fused
 from macnet.clevr.light import BLUR_SIZE
+from macnet.clevr.pairs import nearest_hits, pixel_candidates
 from macnet.clevr.scene import MAX_OBJECTS, MIN_VISIBLE_SHARE, Scene
 from macnet.clevr.scene_array import scenes_to_array
-from macnet.clevr.shapes import (
-    Bodies,
-    Cameras,
-    build_bodies,
-    build_cameras,
-    intersect,
-    nearest_hits,
-    pixel_candidates,
+from macnet.clevr.shade import shade
+from macnet.clevr.shapes import Bodies, Cameras, build_bodies, build_cameras, intersect
+from macnet.clevr.surface import (
+    Hits,
+    SceneBatch,
+    build_batch,
+    cove_on_ground,
+    ground_point,
+    ground_radiance,
 )
-from macnet.clevr.surface import Hits, SceneBatch, build_batch, ground, shade
 from macnet.clevr.vector import Vec, normalize, take, take_vec
 from macnet.errors import InputError
 
@@ -116,7 +117,8 @@ def render(
         array = scenes_to_array(scenes)
         return Rendering(*launch.render(array, width, height, torch.device(device)))
     rays = round(width * height * QUALITIES[quality].rays_per_pixel)
-    with compiled(compile):
+    # In inference mode, an operation starts a little sooner: a tenth of the time on a CPU.
+    with compiled(compile), torch.inference_mode(not compile):
         parts = [
             _render(part, width, height, QUALITIES[quality], torch.device(device))
             for part in _split_scenes(scenes_to_array(scenes), rays, torch.device(device))
@@ -124,7 +126,7 @@ def render(
     return Rendering(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def all_visible(
     scenes: Sequence[Scene] | np.ndarray,
     width: int = 480,
@@ -146,7 +148,7 @@ def all_visible(
     return verdicts
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def occluded_fractions(
     scenes: Sequence[Scene] | np.ndarray,
     width: int = 480,
@@ -206,9 +208,11 @@ class Samples(NamedTuple):
 
 
 def _pixel_centers(scenes: int, width: int, height: int, device: torch.device) -> Samples:
-    pixel = torch.arange(scenes * height * width, device=device)
-    row = pixel // width
-    return Samples(row // height, (pixel % width + 0.5) / width, (row % height + 0.5) / height)
+    scene = torch.arange(scenes, device=device)[:, None, None]
+    x = (torch.arange(width, device=device) + 0.5) / width
+    y = (torch.arange(height, device=device)[:, None] + 0.5) / height
+    columns = (k.expand(scenes, height, width).reshape(-1) for k in (scene, x, y))
+    return Samples(*columns)
 
 
 def _camera_rays(cameras: Cameras, scene: Tensor, x: Tensor, y: Tensor) -> tuple[Vec, Vec]:
@@ -216,7 +220,7 @@ def _camera_rays(cameras: Cameras, scene: Tensor, x: Tensor, y: Tensor) -> tuple
     return origin, normalize(forward + right.times(2 * x - 1) + up.times(1 - 2 * y))
 
 
-@fused
+@fused(2)
 def _intersect(
     bodies: Bodies, cameras: Cameras, samples: Samples, sample: Tensor, body: Tensor
 ) -> Tensor:
@@ -224,7 +228,7 @@ def _intersect(
     return intersect(bodies, body, *_camera_rays(cameras, scene, x, y))
 
 
-@fused
+@fused(2)
 def _hits(
     cameras: Cameras, samples: Samples, t: Tensor, body: Tensor, hit: Tensor, pair: Tensor
 ) -> Hits:
@@ -234,9 +238,10 @@ def _hits(
     return Hits(body.index_select(0, pair), point.stack(), direction.stack())
 
 
-@fused
+@fused(3)
 def _backdrop(batch: SceneBatch, cameras: Cameras, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    return ground(batch, scene, *_camera_rays(cameras, scene, x, y)).stack()
+    x, y = ground_point(*_camera_rays(cameras, scene, x, y))
+    return ground_radiance(batch, scene, x, y, cove_on_ground(x, y)).stack()
 
 
 def _first_hits(
@@ -248,19 +253,19 @@ def _first_hits(
     return hit, _hits(cameras, samples, t, body, hit, pair)
 
 
-def _trace(
+def _radiance(
     batch: SceneBatch,
     cameras: Cameras,
-    samples: Samples,
-    sample: Tensor,
-    body: Tensor,
+    traced: Sequence[tuple[Samples, Tensor, Hits]],
     quality: Quality,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(3, n) radiance of samples, the indices of those that show a body, and which body."""
-    radiance = _backdrop(batch, cameras, *samples)
-    hit, hits = _first_hits(batch.bodies, cameras, samples, sample, body)
-    radiance[:, hit] = shade(batch, hits, quality.bounces, quality.brushed_rays)
-    return radiance.clamp_(0, 1), hit, hits.body
+) -> list[Tensor]:
+    """(3, n) radiance of lists of samples, given the indices of those that hit a body, and hits."""
+    shaded = shade(batch, [hits for _, _, hits in traced], quality.bounces, quality.brushed_rays)
+    found = []
+    for (samples, hit, _), of_bodies in zip(traced, shaded, strict=True):
+        radiance = _backdrop(batch, cameras, *samples)
+        found.append(radiance.index_copy_(1, hit, of_bodies).clamp_(0, 1))
+    return found
 
 
 def shadow_map_resolution(quality: Quality, width: int) -> int:
@@ -276,21 +281,26 @@ def _render(
 
     centers = _pixel_centers(len(scenes), width, height, device)
     pixel, body = pixel_candidates(bodies, cameras, width, height)
-    radiance, hit, shown = _trace(batch, cameras, centers, pixel, body, quality)
+    hit, hits = _first_hits(bodies, cameras, centers, pixel, body)
     objects = torch.full((len(centers.x),), -1, dtype=torch.int8, device=device)
-    objects[hit] = take(bodies.object_index, shown).to(torch.int8)
+    objects[hit] = take(bodies.object_index, hits.body).to(torch.int8)
     objects = objects.view(len(scenes), height, width)
 
     outline = torch.nonzero(_outlines(objects, quality.supersample_bodies).view(-1))[:, 0]
     rays = quality.grid**2 * (1 + quality.brushed_rays // 2)
     chunk = max(1, MAX_RAYS[device.type] // rays)
+    # The centers are shaded together with the first outlines: many at once are faster.
+    waiting = [(centers, hit, hits)]
     for few in torch.split(outline, chunk):
-        supersampled = _supersample(centers, pixel, body, few, quality.grid, width, height)
-        traced, _, _ = _trace(batch, cameras, *supersampled, quality)
-        radiance[:, few] = traced.view(3, quality.grid**2, len(few)).mean(1)
+        samples, *pairs = _supersample(centers, pixel, body, few, quality.grid, width, height)
+        traced = [*waiting, (samples, *_first_hits(bodies, cameras, samples, *pairs))]
+        *of_centers, supersampled = _radiance(batch, cameras, traced, quality)
+        if waiting:
+            radiance, waiting = of_centers[0], []
+        radiance[:, few] = supersampled.view(3, quality.grid**2, len(few)).mean(1)
 
     visible = torch.zeros(len(scenes), MAX_OBJECTS, dtype=torch.int32, device=device)
-    count = torch.bincount(shown, minlength=len(bodies.scene))
+    count = torch.bincount(hits.body, minlength=len(bodies.scene))
     visible[bodies.scene, bodies.object_index] = count.to(torch.int32)
     return Rendering(_to_srgb(radiance).reshape(len(scenes), height, width, 3), objects, visible)
 
@@ -326,9 +336,9 @@ def _supersample(
     return samples, sample, body.index_select(0, kept).repeat(grid * grid)
 
 
-@fused
+@fused()
 def _to_srgb(radiance: Tensor) -> Tensor:
     """(3, n) linear radiance → (n, 3) uint8 sRGB."""
-    curve = 1.055 * radiance.clamp(min=1e-9) ** (1 / 2.4) - 0.055
+    curve = radiance.clamp(min=1e-9).pow_(1 / 2.4).mul_(1.055).sub_(0.055)
     srgb = torch.where(radiance <= 0.0031308, 12.92 * radiance, curve)
-    return (255 * srgb + 0.5).to(torch.uint8).T
+    return torch.stack(srgb.mul_(255).add_(0.5).to(torch.uint8).unbind(), dim=-1)

@@ -4,13 +4,11 @@ Sphere, rounded cube and bevelled cylinder are one family of solids: all points 
 1 − core from a smaller box or cylinder of half-side `core` (0 for the sphere), times a radius. The
 distance to a convex solid is convex along a ray, so Newton's method from outside converges to the
 entry point without overshooting, and bisection finds the point of closest approach.
-
-Only lists of (ray, body) pairs that may intersect are processed, never all rays times all bodies:
-most rays hit only the ground.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -18,10 +16,9 @@ import torch
 from torch import Tensor
 
 from macnet.clevr.camera import ASPECT, FOCAL, camera_axes
-from macnet.clevr.fuse import fused
 from macnet.clevr.scene import RADIUS, SHAPES, SIZES
 from macnet.clevr.scene_array import object_mask
-from macnet.clevr.vector import Vec, dot, normalize, take, take_vec
+from macnet.clevr.vector import Vec, dot, normalize, point_at, select, take, take_vec
 
 # Fitted to outlines and highlights of original images; in the original meshes, the flat part of a
 # cube's face is 0.77 and of a cylinder's top 0.92.
@@ -29,6 +26,7 @@ CORE = {"cube": 0.82, "sphere": 0.0, "cylinder": 0.94}
 CYLINDER = SHAPES.index("cylinder")
 BOUNDING_RADIUS = {"cube": 3**0.5, "sphere": 1.0, "cylinder": 2**0.5}  # in units of the radius
 NEWTON_STEPS = 5
+MAX_GAP = 2e-3  # between a body and a ray that hits it, in units of the radius
 BISECTIONS = 5
 
 
@@ -80,60 +78,87 @@ def build_cameras(scenes: np.ndarray, device: torch.device) -> Cameras:
 # --- one ray, one body -----------------------------------------------------------------------
 
 
-def to_object_space(v: Vec, bodies: Bodies, which: Tensor) -> Vec:
+def to_object_space(bodies: Bodies, which: Tensor, *vectors: Vec) -> Iterator[Vec]:
     """Rotate and scale vectors into the object space of bodies, where each has radius 1."""
     cos, sin = take(bodies.cos, which), take(bodies.sin, which)
-    rotated = Vec(cos * v.x + sin * v.y, cos * v.y - sin * v.x, v.z)
-    return rotated.times(1 / take(bodies.radius, which))
+    scale = take(1 / bodies.radius, which)
+    for v in vectors:
+        yield Vec(cos * v.x + sin * v.y, cos * v.y - sin * v.x, v.z).times(scale)
 
 
-def signed_distance(p: Vec, d: Vec, core: Tensor, is_cylinder: Tensor) -> tuple[Tensor, Tensor]:
-    """Signed distance of points p to a body in object space, and its derivative in direction d."""
-    planar = (p.x * p.x + p.y * p.y).clamp(min=1e-12).sqrt()
-    x = torch.where(is_cylinder, planar, p.x.abs()) - core
-    y = torch.where(is_cylinder, 0.0, p.y.abs()) - core
-    z = p.z.abs() - core
-    dx = torch.where(is_cylinder, (p.x * d.x + p.y * d.y) / planar, p.x.sign() * d.x)
-    dy, dz = p.y.sign() * d.y, p.z.sign() * d.z
-    inside = torch.maximum(torch.maximum(x, y), z).clamp(max=0)
-    x, y, z = x.clamp(min=0), y.clamp(min=0), z.clamp(min=0)
-    outside = (x * x + y * y + z * z).sqrt()
-    slope = (x * dx + y * dy + z * dz) / outside.clamp(min=1e-9)
-    return outside + inside - (1 - core), slope
+class ObjectRays(NamedTuple):
+    """Rays in the object space of the body that each may hit."""
+
+    origin: Vec
+    direction: Vec
+    core: Tensor  # (n,) of the body
+    is_cylinder: Tensor  # (n,) 1.0 or 0.0
+    is_box: Tensor  # (n,) 0.0 or 1.0
+
+
+def _object_rays(bodies: Bodies, which: Tensor, offset: Vec, direction: Vec) -> ObjectRays:
+    """Rays that start at an `offset` from the centers of bodies."""
+    origin, direction = to_object_space(bodies, which, offset, direction)
+    is_cylinder = take(bodies.is_cylinder.float(), which)
+    return ObjectRays(origin, direction, take(bodies.core, which), is_cylinder, 1 - is_cylinder)
+
+
+def _distance_to_core(rays: ObjectRays, t: Tensor) -> tuple[Tensor, Tensor, Vec]:
+    """Distance of the points at t to the core, its derivative by t, and the points.
+
+    The points are folded: a cylinder is a box in the coordinates distance from its axis, 0, z.
+    """
+    p, d, core = point_at(rays.origin, rays.direction, t), rays.direction, rays.core
+    planar = (p.x * p.x + p.y * p.y).clamp_(min=1e-12).sqrt_()
+    x = select(rays.is_cylinder, planar, p.x)
+    dx = select(rays.is_cylinder, (p.x * d.x + p.y * d.y) / planar, d.x)
+    y = p.y * rays.is_box
+    beyond = Vec(*(k - k.clamp(-core, core) for k in (x, y, p.z)))  # from the core's nearest point
+    distance = dot(beyond, beyond).sqrt_()
+    slope = dot(beyond, Vec(dx, d.y, d.z)).div_(distance.clamp(min=1e-9))
+    return distance, slope, Vec(x, y, p.z)
+
+
+def signed_distance(rays: ObjectRays, t: Tensor) -> tuple[Tensor, Tensor]:
+    """Signed distance of the points at t to the body's surface, and its derivative by t."""
+    outside, slope, p = _distance_to_core(rays, t)
+    farthest = torch.maximum(torch.maximum(p.x.abs(), p.y.abs()), p.z.abs())
+    inside = (farthest - rays.core).clamp(max=0)  # of the core, where it is below zero
+    return outside + inside - (1 - rays.core), slope
 
 
 def intersect(bodies: Bodies, which: Tensor, origin: Vec, direction: Vec) -> Tensor:
     """Distance along each ray at which it enters its body; infinity if it misses."""
-    p = to_object_space(origin - take_vec(bodies.center, which), bodies, which)
-    d = to_object_space(direction, bodies, which)
-    core, is_cylinder = take(bodies.core, which), take(bodies.is_cylinder, which)
+    offset = origin - take_vec(bodies.center, which)
+    rays = _object_rays(bodies, which, offset, direction)
+    p, d = rays.origin, rays.direction
     # The part of the ray within the bounding box, by the slab method.
     (in_x, out_x), (in_y, out_y), (in_z, out_z) = _slab(p.x, d.x), _slab(p.y, d.y), _slab(p.z, d.z)
     first = torch.maximum(torch.maximum(in_x, in_y), in_z)
     last = torch.minimum(torch.minimum(out_x, out_y), out_z)
     t = first
     for _ in range(NEWTON_STEPS):
-        gap, slope = signed_distance(p + d.times(t), d, core, is_cylinder)
+        gap, slope = signed_distance(rays, t)
         t = t + (gap / (-slope).clamp(min=1e-3)).clamp(min=0)
-    gap, _ = signed_distance(p + d.times(t), d, core, is_cylinder)
-    is_hit = (first < last) & (first > 0) & (t <= last) & (gap < 2e-3)
+    gap, _ = signed_distance(rays, t)
+    is_hit = (first < last) & (first > 0) & (t <= last) & (gap < MAX_GAP)
     return torch.where(is_hit, t, torch.inf)
 
 
 def _slab(p: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-    step = 1 / torch.where(d.abs() < 1e-9, 1e-9, d)
+    step = torch.where(d.abs() < 1e-9, 1e-9, d).reciprocal()
     near, far = (-1 - p) * step, (1 - p) * step
     return torch.minimum(near, far), torch.maximum(near, far)
 
 
 def surface_normal(bodies: Bodies, which: Tensor, point: Vec) -> Vec:
     """Outward normal at a point of a body's surface: away from the nearest point of the core."""
-    p = to_object_space(point - take_vec(bodies.center, which), bodies, which)
-    core, is_cylinder = take(bodies.core, which), take(bodies.is_cylinder, which)
-    x, y, z = (k.sign() * (k.abs() - core).clamp(min=0) for k in (p.x, p.y, p.z))
+    (p,) = to_object_space(bodies, which, point - take_vec(bodies.center, which))
+    core, is_cylinder = take(bodies.core, which), take(bodies.is_cylinder.float(), which)
+    x, y, z = (k - k.clamp(-core, core) for k in (p.x, p.y, p.z))
     planar = (p.x * p.x + p.y * p.y).clamp(min=1e-12).sqrt()
     side = (1 - core / planar).clamp(min=0)
-    x, y = torch.where(is_cylinder, p.x * side, x), torch.where(is_cylinder, p.y * side, y)
+    x, y = select(is_cylinder, p.x * side, x), select(is_cylinder, p.y * side, y)
     cos, sin = take(bodies.cos, which), take(bodies.sin, which)
     return normalize(Vec(cos * x - sin * y, sin * x + cos * y, z))
 
@@ -142,24 +167,23 @@ def closest_approach(
     bodies: Bodies, which: Tensor, origin: Vec, direction: Vec
 ) -> tuple[Tensor, Tensor]:
     """Smallest signed distance of a ray to a body, and the position along the ray where it is."""
-    offset = take_vec(bodies.center, which) - origin
-    p = to_object_space(offset.times(-1.0), bodies, which)
-    d = to_object_space(direction, bodies, which)
-    core, is_cylinder = take(bodies.core, which), take(bodies.is_cylinder, which)
-    middle, bound = dot(offset, direction), take(bodies.bounding_radius, which)
+    offset = origin - take_vec(bodies.center, which)
+    rays = _object_rays(bodies, which, offset, direction)
+    middle, bound = -dot(offset, direction), take(bodies.bounding_radius, which)
     low, high = (middle - bound).clamp(min=0), (middle + bound).clamp(min=0)
-    steepest = 1 / take(bodies.radius, which)
-    falls, rises = -steepest, steepest  # the slopes at low and high
+    radius = take(bodies.radius, which)
+    rises = radius.reciprocal()  # the steepest slope that there is, taken for those at low and high
+    falls = -rises
     for _ in range(BISECTIONS):
         t = (low + high) / 2
-        _, slope = signed_distance(p + d.times(t), d, core, is_cylinder)
-        falling = slope < 0
-        low, high = torch.where(falling, t, low), torch.where(falling, high, t)
-        falls, rises = torch.where(falling, slope, falls), torch.where(falling, rises, slope)
+        _, slope, _ = _distance_to_core(rays, t)
+        falling = slope.sign().clamp_(max=0).neg_()
+        low, high = select(falling, t, low), select(falling, high, t)
+        falls, rises = select(falling, slope, falls), select(falling, rises, slope)
     # Interpolate to where the slope is zero: bisection alone would leave ripples in penumbras.
     t = low - falls * (high - low) / (rises - falls).clamp(min=1e-6)
-    gap, _ = signed_distance(p + d.times(t), d, core, is_cylinder)
-    return gap * take(bodies.radius, which), t
+    gap, _ = signed_distance(rays, t)
+    return gap * radius, t
 
 
 def near_sphere(
@@ -170,106 +194,3 @@ def near_sphere(
     along = dot(offset, direction)
     bound = take(bodies.bounding_radius, which) + margin
     return (dot(offset, offset) - along * along < bound * bound) & (along > -bound)
-
-
-# --- lists of pairs --------------------------------------------------------------------------
-
-
-def expand_counts(counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts [2, 0, 3] → owners [0, 0, 2, 2, 2] and ranks within each owner [0, 1, 0, 1, 2]."""
-    owner = torch.repeat_interleave(counts)
-    return owner, _rank(counts.cumsum(0) - counts, owner)
-
-
-@fused
-def _rank(start: Tensor, owner: Tensor) -> Tensor:
-    return torch.arange(owner.shape[0], device=owner.device) - start.index_select(0, owner)
-
-
-def rasterize(low: Tensor, high: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Cells covered by rectangles: (2, n) corners → (rectangle, column, row) of every cell."""
-    limit = torch.tensor(size, device=low.device)[:, None]
-    first = torch.minimum(low.clamp(min=0), limit).floor().long().contiguous()
-    last = torch.minimum(high.clamp(min=0), limit).ceil().long()
-    columns, rows = (last - first).clamp(min=0).contiguous()
-    owner = torch.repeat_interleave(columns * rows)
-    start = (columns * rows).cumsum(0) - columns * rows
-    return owner, *_cell(first, columns, start, owner)
-
-
-@fused
-def _cell(first: Tensor, columns: Tensor, start: Tensor, owner: Tensor) -> tuple[Tensor, Tensor]:
-    k = _rank(start, owner)
-    stride = columns.index_select(0, owner)
-    row = k // stride
-    left, top = first.index_select(1, owner)
-    return left + k - row * stride, top + row
-
-
-class Neighbors(NamedTuple):
-    """All ordered pairs of bodies in the same scene, sorted by body."""
-
-    body: Tensor  # (p,)
-    other: Tensor  # (p,)
-    num_others: Tensor  # (m,) number of pairs of a body
-    first: Tensor  # (m,) index of the first pair of a body
-
-
-def find_neighbors(bodies: Bodies) -> Neighbors:
-    """List the pairs of bodies in the same scene."""
-    count = torch.bincount(bodies.scene)
-    start = count.cumsum(0) - count
-    num_others = count[bodies.scene] - 1
-    body, k = expand_counts(num_others)
-    other = start[bodies.scene[body]] + k
-    return Neighbors(body, other + (other >= body), num_others, num_others.cumsum(0) - num_others)
-
-
-@fused
-def _sort_key(t: Tensor) -> Tensor:
-    return (t.view(torch.int32).long() << 32) | torch.arange(t.shape[0], device=t.device)
-
-
-def nearest_hits(t: Tensor, ray: Tensor, rays: int) -> tuple[Tensor, Tensor]:
-    """The pair with the smallest t of each ray: (ray, pair) of every ray that hits something.
-
-    Distance and index of a pair share one 64-bit key, so the minimum is exact and has no ties.
-    """
-    best = torch.full((rays,), torch.iinfo(torch.int64).max, device=t.device)
-    best.scatter_reduce_(0, ray, _sort_key(t), "amin")
-    infinite = 0x7F800000 << 32
-    hit = torch.nonzero(best < infinite)[:, 0]
-    return hit, best.index_select(0, hit) & 0xFFFFFFFF
-
-
-def box_corners(bodies: Bodies, margin: float = 0.0) -> Vec:
-    """The 8 corners of each body's bounding box, (8, m), grown by `margin` but not downwards."""
-    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 3).T.to(bodies.radius.device)
-    x, y, z = (sign[:, None] * (bodies.radius + margin) for sign in signs)
-    center = Vec(*bodies.center)
-    corners = Vec(bodies.cos * x - bodies.sin * y, bodies.sin * x + bodies.cos * y, z) + center
-    return Vec(corners.x, corners.y, corners.z.clamp(min=0))
-
-
-def pixel_candidates(
-    bodies: Bodies, cameras: Cameras, width: int, height: int
-) -> tuple[Tensor, Tensor]:
-    """(pixel, body) pairs in which the pixel may show the body; pixels count over all scenes."""
-    low, high = _screen_bounds(bodies, cameras, width, height, bodies.scene)
-    body, x, y = rasterize(low, high, (width, height))
-    return (take(bodies.scene, body) * height + y) * width + x, body
-
-
-@fused
-def _screen_bounds(
-    bodies: Bodies, cameras: Cameras, width: int, height: int, scene: Tensor
-) -> tuple[Tensor, Tensor]:
-    """(2, m): low and high corners of the bodies' bounding rectangles, with a margin of a pixel."""
-    origin, right, up, forward = (take_vec(table, scene) for table in cameras)
-    offset = box_corners(bodies) - origin
-    depth = dot(offset, forward).clamp(min=1e-3)
-    across = dot(offset, right) / dot(right, right) / depth  # −1 … 1 over the frame
-    above = dot(offset, up) / dot(up, up) / depth
-    column, row = (0.5 + across / 2) * width, (0.5 - above / 2) * height
-    low = torch.stack([column.amin(0), row.amin(0)]) - 1
-    return low, torch.stack([column.amax(0), row.amax(0)]) + 1

@@ -9,37 +9,29 @@ images.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from macnet.clevr.columns import concatenate, split
 from macnet.clevr.fuse import fused
 from macnet.clevr.light import (
     MAP_HALF,
     Lighting,
-    body_shadows,
     build_lighting,
     ground_irradiance,
     incident_light,
     sample_maps,
     sum_colored,
 )
+from macnet.clevr.pairs import Neighbors, expand_counts, find_neighbors, rasterize
 from macnet.clevr.scene import COLORS, DIRECTIONS, MATERIALS
 from macnet.clevr.scene_array import object_mask
-from macnet.clevr.shapes import (
-    Bodies,
-    Neighbors,
-    expand_counts,
-    find_neighbors,
-    intersect,
-    near_sphere,
-    nearest_hits,
-    rasterize,
-    surface_normal,
-)
-from macnet.clevr.vector import Vec, cross, dot, normalize, take, take_vec, where
+from macnet.clevr.shapes import Bodies, surface_normal
+from macnet.clevr.vector import Vec, cross, dot, normalize, select_vec, take, take_vec
 
 # Linear RGB: the release passes the sRGB values to Blender unconverted.
 OBJECT_RGB = {
@@ -108,14 +100,23 @@ def build_batch(scenes: np.ndarray, bodies: Bodies, resolution: int) -> SceneBat
 # --- ground and cove -------------------------------------------------------------------------
 
 
-def ground(batch: SceneBatch, scene: Tensor, origin: Vec, direction: Vec) -> Vec:
-    """Radiance of the ground along rays that point down."""
+def ground_point(origin: Vec, direction: Vec) -> tuple[Tensor, Tensor]:
+    """x and y of the points where rays that point down meet the ground."""
     far = origin.z / (-direction.z).clamp(min=1e-4)
-    x, y = origin.x + far * direction.x, origin.y + far * direction.y
-    light = ground_irradiance(batch.lighting, batch.lighting.shadows, scene, x, y)
-    bleed = Vec(*sample_maps(batch.bleed, scene, x, y))
+    return origin.x + far * direction.x, origin.y + far * direction.y
+
+
+def cove_on_ground(x: Tensor, y: Tensor) -> Tensor:
+    """Radiance of the ground by the light of the cove."""
     beyond = COVE[0] * x + COVE[1] * y
-    cove = COVE_ON_GROUND + COVE_AT_BEND * torch.sigmoid((beyond - BEND) / BEND_WIDTH)
+    return COVE_ON_GROUND + COVE_AT_BEND * torch.sigmoid((beyond - BEND) / BEND_WIDTH)
+
+
+def ground_radiance(batch: SceneBatch, scene: Tensor, x: Tensor, y: Tensor, cove: Tensor) -> Vec:
+    """Radiance of points on the ground, given that by the light of the cove."""
+    lighting = batch.lighting
+    light = ground_irradiance(lighting.lights, lighting.shadows, scene, x, y)
+    bleed = Vec.unstack(sample_maps(batch.bleed, scene, x, y))
     return (light + bleed).times(GROUND_ALBEDO / math.pi) + Vec(cove, cove, cove)
 
 
@@ -123,7 +124,9 @@ def bleed_map(bodies: Bodies, color: Tensor, scenes: int) -> Tensor:
     """Light that bodies reflect onto the ground around them, each treated as a dim sphere."""
     scale = BLEED_SIZE / (2 * MAP_HALF)
     middle, extent = (bodies.center[:2] + MAP_HALF) * scale, 3 * bodies.radius * scale
-    body, column, row = rasterize(middle - extent, middle + extent, (BLEED_SIZE, BLEED_SIZE))
+    spans = rasterize(middle - extent, middle + extent, (BLEED_SIZE, BLEED_SIZE))
+    span, column = expand_counts(spans.length, spans.first)
+    body, row = spans.rectangle.index_select(0, span), spans.row.index_select(0, span)
     x, y = ((k + 0.5) / scale - MAP_HALF for k in (column, row))
     center, radius = take_vec(bodies.center, body), take(bodies.radius, body)
     nearness = radius * ((x - center.x) ** 2 + (y - center.y) ** 2 + radius**2).rsqrt()
@@ -135,25 +138,52 @@ def bleed_map(bodies: Bodies, color: Tensor, scenes: int) -> Tensor:
     return bleed.view(3, scenes, BLEED_SIZE, BLEED_SIZE)
 
 
-def environment(batch: SceneBatch, scene: Tensor, origin: Vec, direction: Vec) -> Vec:
-    """Radiance of ground, cove and black sky along rays, ignoring bodies."""
+class GroundPoints(NamedTuple):
+    """Where rays meet the ground."""
+
+    scene: Tensor  # (n,)
+    x: Tensor  # (n,)
+    y: Tensor  # (n,)
+    cove: Tensor  # (n,) radiance by the light of the cove
+
+
+def environment(batch: SceneBatch, groups: Sequence[Rays]) -> list[Tensor]:
+    """(3, n) for each group of rays: radiance of ground, cove and black sky, ignoring bodies."""
+    # All groups share one call of the expensive part. Sigmoids are computed group by group, and for
+    # all rays: torch rounds some at the end of a tensor differently, and the images of a world must
+    # stay the same to the bit.
+    points, sky = zip(*(_environment_points(batch, k, k.body) for k in groups), strict=True)
+    down = [torch.nonzero(rays.direction[2] < -0.02)[:, 0] for rays in groups]
+    met = [
+        GroundPoints(*(column.index_select(0, k) for column in part))
+        for part, k in zip(points, down, strict=True)
+    ]
+    ground = split(_ground_at(batch, *concatenate(met)), map(len, down))
+    seen = zip(sky, down, ground, strict=True)
+    return [dark.repeat(3, 1).index_copy_(1, k, part) for dark, k, part in seen]
+
+
+@fused(2)
+def _environment_points(batch: SceneBatch, rays: Rays, body: Tensor) -> tuple[GroundPoints, Tensor]:
+    """Where rays that leave bodies meet the ground, and the radiance if they do not."""
+    origin, direction = Vec.unstack(rays.point), Vec.unstack(rays.direction)
     toward_cove = COVE[0] * direction.x + COVE[1] * direction.y
-    cove = COVE_RADIANCE * torch.sigmoid((toward_cove - direction.z) * 20)
-    down = ground(batch, scene, origin, direction)
-    return where(direction.z < -0.02, down, Vec(cove, cove, cove))
+    sky = COVE_RADIANCE * torch.sigmoid((toward_cove - direction.z) * 20)
+    x, y = ground_point(origin, direction)
+    scene = batch.bodies.scene.index_select(0, body)
+    return GroundPoints(scene, x, y, cove_on_ground(x, y)), sky
 
 
-@fused
-def environment_along(batch: SceneBatch, rays: Rays, body: Tensor) -> Tensor:
-    """(3, n): radiance of the environment along rays that leave bodies."""
-    scene = take(batch.bodies.scene, body)
-    return environment(batch, scene, Vec(*rays.point), Vec(*rays.direction)).stack()
+@fused(4)
+def _ground_at(batch: SceneBatch, scene: Tensor, x: Tensor, y: Tensor, cove: Tensor) -> Tensor:
+    return ground_radiance(batch, scene, x, y, cove).stack()
 
 
 def indirect_light(batch: SceneBatch, scene: Tensor, n: Vec, point: Vec) -> Vec:
     """Irradiance of a body's surface from ground and cove."""
     x, y = point.x + 0.6 * n.x, point.y + 0.6 * n.y  # roughly the ground that it faces
-    light = ground_irradiance(batch.lighting, batch.lighting.blurred_shadows, scene, x, y)
+    lighting = batch.lighting
+    light = ground_irradiance(lighting.lights, lighting.blurred_shadows, scene, x, y)
     behind = DIRECTIONS["behind"]
     facing = 0.5 + 0.5 * (0.8 * (behind[0] * n.x + behind[1] * n.y) + 0.6 * n.z)
     cove = COVE_ON_BODIES * facing * facing
@@ -181,28 +211,44 @@ def multiply(color: Vec, light: Vec) -> Vec:
     return Vec(color.x * light.x, color.y * light.y, color.z * light.z)
 
 
-@fused
-def shade_rubber(batch: SceneBatch, hits: Hits, shadows: Tensor, k: Tensor) -> Tensor:
-    """(3, n): radiance of rubber towards the viewer, at the hits with index k."""
+@fused(1)
+def rubber_rays(bodies: Bodies, hits: Hits, k: Tensor) -> tuple[Rays, Tensor]:
+    """Rays mirrored by rubber at the hits with index k, and the normals there, (3, n)."""
     body = hits.body.index_select(0, k)
     point, direction = take_vec(hits.point, k), take_vec(hits.direction, k)
-    scene = take(batch.bodies.scene, body)
-    n = surface_normal(batch.bodies, body, point)
+    n = surface_normal(bodies, body, point)
+    return Rays(body, point.stack(), reflect(direction, n).stack()), n.stack()
+
+
+@fused(4)
+def shade_rubber(
+    batch: SceneBatch,
+    hits: Hits,
+    shadows: Tensor,
+    mirror: Rays,
+    normal: Tensor,
+    reflected: Tensor,
+    k: Tensor,
+) -> Tensor:
+    """(3, n): radiance of rubber towards the viewer, at the hits with index k.
+
+    `mirror` and `normal` are those of `rubber_rays`, `reflected` (3, n) is the light along them.
+    """
+    point, n = Vec.unstack(mirror.point), Vec.unstack(normal)
+    direction = take_vec(hits.direction, k)
+    scene = batch.bodies.scene.index_select(0, mirror.body)
     cos = (-dot(direction, n)).clamp(min=0.05)
-    soft, gloss = [], []
-    for light in range(4):
-        to_light, full = incident_light(batch.lighting.lights, light, scene, point)
-        full = full * (1 - shadows[light].index_select(0, k))
-        facing = dot(to_light, n).clamp(min=0)
-        soft.append(full * facing)
-        cos_h = dot(normalize(to_light - direction), n).clamp(min=1e-3)
-        square, rough = cos_h * cos_h, RUBBER_ROUGHNESS**2
-        beckmann = torch.exp((1 - 1 / square) / rough) / (math.pi * rough * square * square)
-        gloss.append(full * (facing > 0) * beckmann / (4 * cos))
+    to_light, full = incident_light(batch.lighting.lights, scene, point)  # of (4, n)
+    full = full * (1 - shadows.index_select(1, k))
+    facing = dot(to_light, n).clamp(min=0)
+    cos_h = dot(normalize(to_light - direction), n).clamp(min=1e-3)
+    square, rough = cos_h * cos_h, RUBBER_ROUGHNESS**2
+    beckmann = torch.exp((1 - square.reciprocal()) / rough) / (math.pi * rough * square * square)
+    gloss = full * facing.sign() * beckmann / (4 * cos)
     coat, sheen = fresnel(cos, 1.2), fresnel(cos, 1.4)
-    received = sum_colored(soft) + indirect_light(batch, scene, n, point)
-    seen = sum_colored(gloss) + environment(batch, scene, point, reflect(direction, n))
-    paint = multiply(take_vec(batch.color, body), received)
+    received = sum_colored(full * facing) + indirect_light(batch, scene, n, point)
+    seen = sum_colored(gloss) + Vec.unstack(reflected)
+    paint = multiply(take_vec(batch.color, mirror.body), received)
     paint = paint.times((1 - 0.5 * sheen) * (1 - coat) / math.pi)
     return (paint + seen.times(RUBBER_GLOSS * coat)).stack()
 
@@ -216,103 +262,39 @@ def brushed_frame(bodies: Bodies, body: Tensor, point: Vec) -> tuple[Vec, Vec, V
     return n, along, cross(n, along)
 
 
-@fused
-def metal_highlights(batch: SceneBatch, hits: Hits, shadows: Tensor, k: Tensor) -> Tensor:
-    """(3, n): highlights of the lights in metal, at the hits with index k, before its tint."""
-    body = hits.body.index_select(0, k)
-    point, direction = take_vec(hits.point, k), take_vec(hits.direction, k)
-    scene = take(batch.bodies.scene, body)
-    n, along, across = brushed_frame(batch.bodies, body, point)
-    cos = (-dot(direction, n)).clamp(min=0.05)
-    amounts = []
-    for light in range(4):
-        to_light, full = incident_light(batch.lighting.lights, light, scene, point)
-        full = full * (1 - shadows[light].index_select(0, k))
-        half = normalize(to_light - direction)
-        h, a, c = dot(half, n).clamp(min=1e-3), dot(half, along), dot(half, across)
-        width = (a / ALPHA_ALONG) ** 2 + (c / ALPHA_ACROSS) ** 2 + h * h
-        brushed = 1 / (math.pi * ALPHA_ALONG * ALPHA_ACROSS * width * width)
-        spot = torch.exp((1 - 1 / (h * h)) / ALPHA_MIRROR**2) / (math.pi * ALPHA_MIRROR**2)
-        lobes = BRUSHED * brushed + (1 - BRUSHED) * spot
-        amounts.append(full * (dot(to_light, n) > 0) * lobes / (4 * cos))
-    return sum_colored(amounts).stack()
+@fused(1)
+def metal_highlights(
+    batch: SceneBatch, hits: Hits, shadows: Tensor, brushed_rays: int, k: Tensor
+) -> tuple[Tensor, Rays, Tensor]:
+    """What metal reflects at the hits with index k, before its tint.
 
-
-@fused
-def reflection_rays(bodies: Bodies, hits: Hits, brushed_rays: int, k: Tensor) -> tuple[Rays, Rays]:
-    """Reflection rays of metal: n mirrored ones, and n · brushed_rays scattered by the brushing.
-
-    The scattered rays form the same pattern in every pixel: the environment is smooth, so a fixed
-    pattern looks better than noise.
+    Returned are the highlights of the lights, (3, n), mirrored rays, and the directions of rays
+    that are scattered by the brushing, (3, brushed_rays, n). These form the same pattern in every
+    pixel: the environment is smooth, so a fixed pattern looks better than noise.
     """
     body = hits.body.index_select(0, k)
     point, direction = take_vec(hits.point, k), take_vec(hits.direction, k)
-    n, along, across = brushed_frame(bodies, body, point)
+    n, along, across = brushed_frame(batch.bodies, body, point)
+    cos = (-dot(direction, n)).clamp(min=0.05)
+    scene = batch.bodies.scene.index_select(0, body)
+    to_light, full = incident_light(batch.lighting.lights, scene, point)  # of (4, n)
+    full = full * (1 - shadows.index_select(1, k))
+    half = normalize(to_light - direction)
+    h, a, c = dot(half, n).clamp(min=1e-3), dot(half, along), dot(half, across)
+    width = (a / ALPHA_ALONG) ** 2 + (c / ALPHA_ACROSS) ** 2 + h * h
+    brushed = (math.pi * ALPHA_ALONG * ALPHA_ACROSS * width * width).reciprocal()
+    spot = torch.exp((1 - (h * h).reciprocal()) / ALPHA_MIRROR**2) / (math.pi * ALPHA_MIRROR**2)
+    lobes = BRUSHED * brushed + (1 - BRUSHED) * spot
+    is_lit = dot(to_light, n).clamp(min=0).sign()
+    highlights = sum_colored(full * is_lit * lobes / (4 * cos)).stack()
+
     mirror = reflect(direction, n)
-    rays = []
+    scattered = []
     for i in range(brushed_rays):
         u, turn = 0.9 * (i + 0.5) / brushed_rays, 2 * math.pi * 0.618 * i
         tangent = math.sqrt(u / (1 - u))
-        a, c = tangent * ALPHA_ALONG * math.cos(turn), tangent * ALPHA_ACROSS * math.sin(turn)
-        ray = reflect(direction, normalize(n + along.times(a) + across.times(c)))
-        rays.append(where(dot(ray, n) > 0, ray, mirror).stack())
-    origin = point.stack()
-    many = body.repeat(brushed_rays), origin.repeat(1, brushed_rays), torch.cat(rays, dim=1)
-    return Rays(body, origin, mirror.stack()), Rays(*many)
-
-
-@fused
-def _is_near(bodies: Bodies, neighbors: Neighbors, rays: Rays, ray: Tensor, k: Tensor) -> Tensor:
-    body = rays.body.index_select(0, ray)
-    other = neighbors.other.index_select(0, neighbors.first.index_select(0, body) + k)
-    return near_sphere(bodies, other, 0.0, take_vec(rays.point, ray), take_vec(rays.direction, ray))
-
-
-@fused
-def _intersect_neighbors(
-    bodies: Bodies, neighbors: Neighbors, rays: Rays, ray: Tensor, k: Tensor, close: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    ray, k = ray.index_select(0, close), k.index_select(0, close)
-    body = rays.body.index_select(0, ray)
-    other = neighbors.other.index_select(0, neighbors.first.index_select(0, body) + k)
-    t = intersect(bodies, other, take_vec(rays.point, ray), take_vec(rays.direction, ray))
-    return ray, other, t
-
-
-def hit_neighbors(batch: SceneBatch, rays: Rays) -> tuple[Tensor, Hits]:
-    """Intersect rays that leave bodies with the other bodies: (ray, hit) of those that hit one."""
-    bodies, neighbors = batch.bodies, batch.neighbors
-    ray, k = expand_counts(neighbors.num_others.index_select(0, rays.body))
-    close = torch.nonzero(_is_near(bodies, neighbors, rays, ray, k))[:, 0]
-    ray, other, t = _intersect_neighbors(bodies, neighbors, rays, ray, k, close)
-    hit, pair = nearest_hits(t, ray, len(rays.body))
-    _, point, direction = (column.index_select(-1, hit) for column in rays)
-    return hit, Hits(other[pair], point + t[pair] * direction, direction)
-
-
-def reflected_light(batch: SceneBatch, rays: Rays, bounces: int) -> Tensor:
-    """(3, n): radiance along rays that leave bodies; other bodies are seen only if bounces > 0."""
-    seen = environment_along(batch, rays, rays.body)
-    if bounces > 0:
-        hit, hits = hit_neighbors(batch, rays)
-        # Clamped: a lamp reflected twice would only make fireflies.
-        seen[:, hit] = shade(batch, hits, bounces - 1, brushed_rays=1).clamp(max=1)
-    return seen
-
-
-def shade(batch: SceneBatch, hits: Hits, bounces: int, brushed_rays: int) -> Tensor:
-    """(3, n): radiance of bodies at hits, towards the viewer."""
-    shadows = body_shadows(batch.bodies, batch.lighting, hits.body, hits.point)
-    is_metal = batch.is_metal.index_select(0, hits.body)
-    radiance = torch.empty_like(hits.point)
-
-    k = torch.nonzero(~is_metal)[:, 0]
-    radiance[:, k] = shade_rubber(batch, hits, shadows, k)
-
-    k = torch.nonzero(is_metal)[:, 0]
-    mirror, scattered = reflection_rays(batch.bodies, hits, brushed_rays, k)
-    gloss = metal_highlights(batch, hits, shadows, k)
-    gloss += (1 - BRUSHED) * reflected_light(batch, mirror, bounces)
-    blurred = reflected_light(batch, scattered, bounces - 1).view(3, brushed_rays, len(k)).mean(1)
-    radiance[:, k] = batch.color.index_select(1, mirror.body) * (gloss + BRUSHED * blurred)
-    return radiance
+        a_i, c_i = tangent * ALPHA_ALONG * math.cos(turn), tangent * ALPHA_ACROSS * math.sin(turn)
+        ray = reflect(direction, normalize(n + along.times(a_i) + across.times(c_i)))
+        is_outside = dot(ray, n).clamp(min=0).sign()
+        scattered.append(select_vec(is_outside, ray, mirror).stack())
+    return highlights, Rays(body, point.stack(), mirror.stack()), torch.stack(scattered, dim=1)
