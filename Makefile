@@ -19,7 +19,7 @@ run: .venv/installed
 	$(BIN)/macnet ask out/scene.png "$(QUESTION)"
 	$(BIN)/macnet explain out/scene.png "$(QUESTION)" --out out/explanation.html
 	$(BIN)/macnet evaluate --world-images 50 --world-seed 12 --cache out/cache --json out/shipped.json
-	$(BIN)/macnet generate out/world --train 12000 --val 500 --size 64x64 --seed 1 \
+	$(BIN)/macnet generate out/world --train 16000 --val 500 --size 64x64 --seed 1 \
 		--num-objects 1 3 --families zero_hop one_hop
 	$(BIN)/macnet sheet out/world out/sheet.png
 	$(BIN)/macnet train out/world --size 64x64 --recipe fast --overrides examples/small_mac.toml \

@@ -1,0 +1,95 @@
+"""What `make run` shows a new user, and how long it takes: in a fresh clone of the last commit.
+
+    python benchmarks/make_run.py --seeds 0 1 2 --out results/small_cpu.json
+
+Timed is everything, the installation included. Seed 0 is that of `make run`; with the others, the
+two networks are trained again on the same world, to see how much is chance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from record import keep
+
+ROOT = Path(__file__).parent.parent
+TRAINED = ("mac", "lstm")
+
+
+def timed_make_run(clone: Path) -> tuple[float, dict[str, float], list[str]]:
+    """Seconds of `make run`, of each of its commands, and the commands that train."""
+    start = last = time.monotonic()
+    name, seconds, trains = "install", dict[str, float](), []
+    with subprocess.Popen(["make", "run"], cwd=clone, stdout=subprocess.PIPE, text=True) as make:
+        assert make.stdout is not None
+        for line in make.stdout:
+            if line.startswith(".venv/bin/macnet "):  # make says what it is about to do
+                now = time.monotonic()
+                seconds[name] = round(seconds.get(name, 0) + now - last, 1)
+                last, name = now, line.split()[1]
+                if name == "train":
+                    trains.append(_whole_command(line, make.stdout))
+                    name += " " + TRAINED[len(trains) - 1]
+    if make.returncode:
+        raise SystemExit(f"make run failed with {make.returncode}")
+    end = time.monotonic()
+    seconds[name] = round(end - last, 1)
+    return end - start, seconds, trains
+
+
+def _whole_command(line: str, following: Any) -> str:
+    while line.endswith("\\\n"):
+        line = line[:-2] + next(following)
+    return line
+
+
+def accuracy_of(run: Path) -> dict[str, Any]:
+    """The best validation accuracy of a run, by question type, and its seconds."""
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    best = [line for line in lines if line["kind"] == "validation" and line["best"]][-1]
+    percents = {name: round(100 * value, 2) for name, value in best["accuracy"].items()}
+    return {**percents, "training_seconds": round(lines[-1]["seconds"], 1)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Path(folder) / "macnet"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        total, parts, trains = timed_make_run(clone)
+        rows = {name: {"0": accuracy_of(clone / "out" / name)} for name in TRAINED}
+        for seed in args.seeds[1:]:
+            for name, command in zip(TRAINED, trains, strict=True):
+                again = command.replace(f"--out out/{name} ", f"--out out/{name}{seed} ")
+                again += f" --seed {seed}"
+                subprocess.run(shlex.split(again), cwd=clone, check=True, stdout=subprocess.DEVNULL)
+                rows[name][str(seed)] = accuracy_of(clone / "out" / f"{name}{seed}")
+        shipped = json.loads((clone / "out" / "shipped.json").read_text())["results"]["overall"]
+        world = json.loads((clone / "out" / "world" / "world.json").read_text())
+    keep(
+        args.out,
+        "`make run` in a fresh clone: a small MAC and an LSTM, which sees no image, learn an "
+        "easier world; accuracy (%) on its validation questions, by seed",
+        seconds_of_make_run=[round(total, 1)],
+        seconds_of_parts=parts,
+        world=world,
+        **rows,
+        shipped={"Overall": round(100 * shipped["accuracy"], 2), "questions": shipped["total"]},
+        note="the best epoch is chosen by the same questions, and so were the fields of "
+        "small_mac.toml, from some twenty tries",
+    )
+
+
+if __name__ == "__main__":
+    main()
