@@ -41,7 +41,7 @@ def rates(record: Any, place: str = "") -> Iterator[tuple[str, float]]:
     if isinstance(record, dict | list):
         for key, value in record.items() if isinstance(record, dict) else enumerate(record):
             yield from rates(value, f"{place}.{key}".removeprefix("."))
-    elif "per_" in place.rpartition(".")[2] and isinstance(record, int | float):
+    elif "_per_" in place and isinstance(record, int | float):
         yield place, record
 
 
