@@ -44,6 +44,7 @@ COLOR = ((1.0, 0.932, 0.817), (0.762, 0.818, 1.0), (1.0, 1.0, 1.0), (1.0, 1.0, 1
 WATTS = (78.5, 23.6, 39.3, 0.45 * math.pi * SUN_DISTANCE**2)
 HALF_SIDE = (0.25, 0.25, 0.5, 0.05 * SUN_DISTANCE)
 PENUMBRA = (0.1, 0.1, 0.2, 0.1)  # largest distance from a body at which its shadow begins
+SHADOW_MARGIN = 0.3  # between the bounding spheres of two bodies that may shadow each other
 
 MAP_HALF = 8.0  # the shadow map spans ±8 in x and y
 BLUR_SIZE = 16  # texels per side of its blurred copy, one unit wide each
@@ -297,7 +298,8 @@ def find_shadow_pairs(bodies: Bodies, neighbors: Neighbors, lights: Lights) -> S
     offset = Vec(*bodies.center[:, neighbors.other]) - center
     direction = normalize(Vec(*location[:, :, scene]) - center)
     along = dot(offset, direction)
-    both = bodies.bounding_radius[neighbors.body] + bodies.bounding_radius[neighbors.other] + 0.3
+    both = bodies.bounding_radius[neighbors.body] + bodies.bounding_radius[neighbors.other]
+    both = both + SHADOW_MARGIN
     may = (along > 0) & (dot(offset, offset) - along * along < both * both)
     light, pair = torch.nonzero(may).unbind(1)
     light = light * location.shape[2] + scene[pair]

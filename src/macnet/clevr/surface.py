@@ -47,12 +47,17 @@ COVE = (-0.95, 0.31)
 COVE_RADIANCE = 0.10
 # Light from the cove: on the ground it grows towards the bend; bodies get it from behind and above.
 COVE_ON_GROUND, COVE_AT_BEND, BEND, BEND_WIDTH = 0.0143, 0.0265, 8.0, 3.0
-COVE_ON_BODIES = 0.075
+COVE_ON_BODIES, COVE_BEHIND, COVE_ABOVE = 0.075, 0.8, 0.6
+HORIZON = -0.02  # of directions: rays that rise more than this see the cove, the others the ground
+FACED_GROUND = 0.6  # distance from a body's surface, along its normal, to the ground that lights it
 BLEED_STRENGTH = 0.4  # radiosity of a white body, as seen from the ground beside it
+BLEED_CUTOFF = 0.1**1.5  # of nearness³, at three times the radius from a body
 BLEED_SIZE = 128  # texels per side of the color bleeding map
 
 RUBBER_ROUGHNESS = 0.35
 RUBBER_GLOSS = 0.8
+COAT_INDEX, SHEEN_INDEX = 1.2, 1.4  # of refraction, in rubber
+MIN_COS = 0.05  # of the angle under which a surface is seen
 BRUSHED = 0.4  # the brushed share of a metal's gloss
 ALPHA_ALONG, ALPHA_ACROSS = 0.2 * 0.88, 0.2 / 0.88  # GGX roughness around the axis, and across
 ALPHA_MIRROR = 0.04  # roughness of a light's mirror image: the width of the light and of a pixel
@@ -130,7 +135,7 @@ def bleed_map(bodies: Bodies, color: Tensor, scenes: int) -> Tensor:
     x, y = ((k + 0.5) / scale - MAP_HALF for k in (column, row))
     center, radius = take_vec(bodies.center, body), take(bodies.radius, body)
     nearness = radius * ((x - center.x) ** 2 + (y - center.y) ** 2 + radius**2).rsqrt()
-    amount = take_vec(color, body).times(BLEED_STRENGTH * (nearness**3 - 0.1**1.5).clamp(min=0))
+    amount = take_vec(color, body).times(BLEED_STRENGTH * (nearness**3 - BLEED_CUTOFF).clamp(min=0))
     texel = (take(bodies.scene, body) * BLEED_SIZE + row) * BLEED_SIZE + column
     bleed = torch.zeros(3, scenes * BLEED_SIZE**2, device=color.device)
     # The maximum, not the sum: on CUDA, a sum would depend on the order of additions.
@@ -153,7 +158,7 @@ def environment(batch: SceneBatch, groups: Sequence[Rays]) -> list[Tensor]:
     # all rays: torch rounds some at the end of a tensor differently, and the images of a world must
     # stay the same to the bit.
     points, sky = zip(*(_environment_points(batch, k, k.body) for k in groups), strict=True)
-    down = [torch.nonzero(rays.direction[2] < -0.02)[:, 0] for rays in groups]
+    down = [torch.nonzero(rays.direction[2] < HORIZON)[:, 0] for rays in groups]
     met = [
         GroundPoints(*(column.index_select(0, k) for column in part))
         for part, k in zip(points, down, strict=True)
@@ -181,11 +186,12 @@ def _ground_at(batch: SceneBatch, scene: Tensor, x: Tensor, y: Tensor, cove: Ten
 
 def indirect_light(batch: SceneBatch, scene: Tensor, n: Vec, point: Vec) -> Vec:
     """Irradiance of a body's surface from ground and cove."""
-    x, y = point.x + 0.6 * n.x, point.y + 0.6 * n.y  # roughly the ground that it faces
+    x, y = point.x + FACED_GROUND * n.x, point.y + FACED_GROUND * n.y
     lighting = batch.lighting
     light = ground_irradiance(lighting.lights, lighting.blurred_shadows, scene, x, y)
     behind = DIRECTIONS["behind"]
-    facing = 0.5 + 0.5 * (0.8 * (behind[0] * n.x + behind[1] * n.y) + 0.6 * n.z)
+    toward_cove = COVE_BEHIND * (behind[0] * n.x + behind[1] * n.y) + COVE_ABOVE * n.z
+    facing = 0.5 + 0.5 * toward_cove
     cove = COVE_ON_BODIES * facing * facing
     return light.times(GROUND_ALBEDO * (0.5 - 0.5 * n.z)) + Vec(cove, cove, cove)
 
@@ -237,7 +243,7 @@ def shade_rubber(
     point, n = Vec.unstack(mirror.point), Vec.unstack(normal)
     direction = take_vec(hits.direction, k)
     scene = batch.bodies.scene.index_select(0, mirror.body)
-    cos = (-dot(direction, n)).clamp(min=0.05)
+    cos = (-dot(direction, n)).clamp(min=MIN_COS)
     to_light, full = incident_light(batch.lighting.lights, scene, point)  # of (4, n)
     full = full * (1 - shadows.index_select(1, k))
     facing = dot(to_light, n).clamp(min=0)
@@ -245,7 +251,7 @@ def shade_rubber(
     square, rough = cos_h * cos_h, RUBBER_ROUGHNESS**2
     beckmann = torch.exp((1 - square.reciprocal()) / rough) / (math.pi * rough * square * square)
     gloss = full * facing.sign() * beckmann / (4 * cos)
-    coat, sheen = fresnel(cos, 1.2), fresnel(cos, 1.4)
+    coat, sheen = fresnel(cos, COAT_INDEX), fresnel(cos, SHEEN_INDEX)
     received = sum_colored(full * facing) + indirect_light(batch, scene, n, point)
     seen = sum_colored(gloss) + Vec.unstack(reflected)
     paint = multiply(take_vec(batch.color, mirror.body), received)
@@ -262,6 +268,17 @@ def brushed_frame(bodies: Bodies, body: Tensor, point: Vec) -> tuple[Vec, Vec, V
     return n, along, cross(n, along)
 
 
+def brush_pattern(rays: int) -> list[tuple[float, float]]:
+    """Tilt of the normal along and across the brushing, for each of the scattered rays."""
+    pattern = []
+    for i in range(rays):
+        u, turn = 0.9 * (i + 0.5) / rays, 2 * math.pi * 0.618 * i
+        tangent = math.sqrt(u / (1 - u))
+        a, c = tangent * ALPHA_ALONG * math.cos(turn), tangent * ALPHA_ACROSS * math.sin(turn)
+        pattern.append((a, c))
+    return pattern
+
+
 @fused(1)
 def metal_highlights(
     batch: SceneBatch, hits: Hits, shadows: Tensor, brushed_rays: int, k: Tensor
@@ -275,7 +292,7 @@ def metal_highlights(
     body = hits.body.index_select(0, k)
     point, direction = take_vec(hits.point, k), take_vec(hits.direction, k)
     n, along, across = brushed_frame(batch.bodies, body, point)
-    cos = (-dot(direction, n)).clamp(min=0.05)
+    cos = (-dot(direction, n)).clamp(min=MIN_COS)
     scene = batch.bodies.scene.index_select(0, body)
     to_light, full = incident_light(batch.lighting.lights, scene, point)  # of (4, n)
     full = full * (1 - shadows.index_select(1, k))
@@ -290,10 +307,7 @@ def metal_highlights(
 
     mirror = reflect(direction, n)
     scattered = []
-    for i in range(brushed_rays):
-        u, turn = 0.9 * (i + 0.5) / brushed_rays, 2 * math.pi * 0.618 * i
-        tangent = math.sqrt(u / (1 - u))
-        a_i, c_i = tangent * ALPHA_ALONG * math.cos(turn), tangent * ALPHA_ACROSS * math.sin(turn)
+    for a_i, c_i in brush_pattern(brushed_rays):
         ray = reflect(direction, normalize(n + along.times(a_i) + across.times(c_i)))
         is_outside = dot(ray, n).clamp(min=0).sign()
         scattered.append(select_vec(is_outside, ray, mirror).stack())

@@ -19,6 +19,7 @@ from macnet.clevr.kernels.constants import (
     MAP_HALF,
     MAX_OBJECTS,
     NUM_LIGHTS,
+    SHADOW_MARGIN,
     constant,
 )
 from macnet.clevr.kernels.geometry import Vec, along, dot, load_body, load_vec, normalize, sub
@@ -122,7 +123,7 @@ def find_bounds(
     other_exists = (other_index < count) & exists[:, None] & (other_index != index[:, None])
     other = load_body(row_ptr, tl.where(other_index < count, other_index, 0))  # (1, bodies)
     between = sub(other.center, body.center)  # (bodies, bodies)
-    both = body.bound + other.bound + 0.3
+    both = body.bound + other.bound + SHADOW_MARGIN
     scale = resolution / (2 * MAP_HALF)
     for light in range(NUM_LIGHTS):
         light_ptr = row_ptr + LIGHTS_AT + light * LIGHT_SIZE

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
-from macnet.clevr.kernels.constants import BISECTIONS, INFINITY, NEWTON_STEPS
+from macnet.clevr.kernels.constants import BISECTIONS, INFINITY, MAX_GAP, NEWTON_STEPS
 from macnet.clevr.kernels.tables import BODIES_AT, BODY_SIZE
 
 
@@ -179,7 +179,7 @@ def intersect(body, origin, direction):
         gap, slope = signed_distance(along(p, d, t), d, body)
         t += tl.maximum(gap / tl.maximum(-slope, 1e-3), 0.0)
     gap = signed_distance(along(p, d, t), d, body)[0]
-    is_hit = (first < last) & (first > 0) & (t <= last) & (gap < 2e-3)
+    is_hit = (first < last) & (first > 0) & (t <= last) & (gap < MAX_GAP)
     return tl.where(is_hit, t, INFINITY)
 
 

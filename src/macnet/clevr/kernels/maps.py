@@ -24,6 +24,7 @@ from macnet.clevr.kernels.bounds import (
 )
 from macnet.clevr.kernels.constants import (
     ANY_SIZE,
+    BLEED_CUTOFF,
     BLEED_SIZE,
     BLEED_STRENGTH,
     BLUR_SIZE,
@@ -193,7 +194,7 @@ def bleed_colors(
             color, _ = load_material(row_ptr, index)
             dx, dy = x - body.center.x, y - body.center.y
             nearness = body.radius * tl.rsqrt(dx * dx + dy * dy + body.radius * body.radius)
-            amount = nearness * nearness * nearness - 0.1**1.5
+            amount = nearness * nearness * nearness - BLEED_CUTOFF
             amount = tl.maximum(amount, 0.0) * BLEED_STRENGTH
             # The maximum, not the sum, as in `surface.bleed_map`.
             red = tl.maximum(red, color.x * amount)

@@ -26,19 +26,26 @@ from macnet.clevr.kernels.constants import (
     BLEED_SIZE,
     BLUR_SIZE,
     BRUSHED,
+    COAT_INDEX,
+    COVE_ABOVE,
     COVE_AT_BEND,
+    COVE_BEHIND,
     COVE_ON_BODIES,
     COVE_ON_GROUND,
     COVE_RADIANCE,
     COVE_X,
     COVE_Y,
+    FACED_GROUND,
     GROUND_ALBEDO,
+    HORIZON,
     INFINITY,
     MAX_OBJECTS,
+    MIN_COS,
     NUM_LIGHTS,
     PI,
     RUBBER_GLOSS,
     RUBBER_ROUGHNESS,
+    SHEEN_INDEX,
 )
 from macnet.clevr.kernels.geometry import (
     Vec,
@@ -146,7 +153,7 @@ def environment(scene, origin, direction, wanted):
     toward_cove = COVE_X * direction.x + COVE_Y * direction.y
     cove = COVE_RADIANCE * tl.sigmoid((toward_cove - direction.z) * 20)
     seen = Vec(cove, cove, cove)
-    is_down = direction.z < -0.02
+    is_down = direction.z < HORIZON
     if any_of(is_down & wanted):
         seen = select(is_down, ground(scene, origin, direction), seen)
     return seen
@@ -155,9 +162,10 @@ def environment(scene, origin, direction, wanted):
 @triton.jit
 def indirect_light(scene, n, point):
     """Irradiance of a body's surface from ground and cove."""
-    x, y = point.x + 0.6 * n.x, point.y + 0.6 * n.y  # roughly the ground that it faces
+    x, y = point.x + FACED_GROUND * n.x, point.y + FACED_GROUND * n.y
     light = ground_irradiance(scene, scene.blurred, BLUR_SIZE, x, y)
-    facing = 0.5 + 0.5 * (0.8 * (BEHIND_X * n.x + BEHIND_Y * n.y) + 0.6 * n.z)
+    toward_cove = COVE_BEHIND * (BEHIND_X * n.x + BEHIND_Y * n.y) + COVE_ABOVE * n.z
+    facing = 0.5 + 0.5 * toward_cove
     cove = COVE_ON_BODIES * facing * facing
     return along(Vec(cove, cove, cove), light, GROUND_ALBEDO * (0.5 - 0.5 * n.z))
 
@@ -243,7 +251,7 @@ def reflected_light(scene, depth, index, point, direction, wanted):
     body = load_body(scene.row, index)
     color, is_metal = load_material(scene.row, index)
     n = surface_normal(body, point)
-    cos = tl.maximum(-dot(direction, n), 0.05)
+    cos = tl.maximum(-dot(direction, n), MIN_COS)
     mirror = reflect(direction, n)
     # The tangents along the brushing, which goes around the body's axis, and across it.
     x, y = body.center.y - point.y, point.x - body.center.x
@@ -260,7 +268,7 @@ def reflected_light(scene, depth, index, point, direction, wanted):
         gloss = select(is_metal, along(gloss, blurred, BRUSHED), gloss)
     if any_of(wanted & ~is_metal):
         soft = add(soft, indirect_light(scene, n, point))
-    coat, sheen = fresnel(cos, 1.2), fresnel(cos, 1.4)
+    coat, sheen = fresnel(cos, COAT_INDEX), fresnel(cos, SHEEN_INDEX)
     coat_weight = RUBBER_GLOSS * coat
     paint = times(multiply(color, soft), (1 - 0.5 * sheen) * (1 - coat) * (1 / PI))
     sent = select(is_metal, multiply(color, gloss), along(paint, gloss, coat_weight))

@@ -25,7 +25,7 @@ from macnet.clevr.render import QUALITIES
 from macnet.clevr.scene import COLORS, MATERIALS, MAX_OBJECTS, RADIUS, SHAPES, SIZES
 from macnet.clevr.scene_array import object_mask
 from macnet.clevr.shapes import BOUNDING_RADIUS, CORE, CYLINDER
-from macnet.clevr.surface import ALPHA_ACROSS, ALPHA_ALONG, OBJECT_RGB
+from macnet.clevr.surface import OBJECT_RGB, brush_pattern
 
 # Scattered rays of a metal that is seen directly, and in a reflection.
 BRUSHED_RAYS = (QUALITIES["fast"].brushed_rays, 1)
@@ -55,7 +55,7 @@ def build_table(scenes: np.ndarray) -> np.ndarray:
     axes = origin, right / (2 * FOCAL), up / (2 * FOCAL * ASPECT), forward
     table[:, :_CAMERA] = np.concatenate(axes, axis=1)
     table[:, _COUNT] = scenes["num_objects"]
-    table[:, _BRUSH:_LIGHTS] = [k for rays in BRUSHED_RAYS for k in _brush_pattern(rays)]
+    table[:, _BRUSH:_LIGHTS] = np.concatenate([brush_pattern(k) for k in BRUSHED_RAYS]).ravel()
 
     lights = table[:, _LIGHTS:_BODIES].reshape(len(scenes), -1, _LIGHT)  # a view
     lights[:, :-1, :3], lights[:, -1, :3] = scenes["lamps"], SUN
@@ -75,16 +75,6 @@ def build_table(scenes: np.ndarray) -> np.ndarray:
     bodies[..., 9:12], bodies[..., 12] = _BY_COLOR[paint], metal
     bodies *= object_mask(scenes)[..., None]
     return table
-
-
-def _brush_pattern(rays: int) -> list[float]:
-    """Tilt of the normal along and across the brushing, for each of the scattered rays."""
-    pattern = []
-    for i in range(rays):
-        u, turn = 0.9 * (i + 0.5) / rays, 2 * math.pi * 0.618 * i
-        tangent = math.sqrt(u / (1 - u))
-        pattern += [tangent * ALPHA_ALONG * math.cos(turn), tangent * ALPHA_ACROSS * math.sin(turn)]
-    return pattern
 
 
 def upload(table: np.ndarray, device: torch.device) -> Tensor:
