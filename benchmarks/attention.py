@@ -23,8 +23,9 @@ from macnet.checkpoint import load_trained
 from macnet.clevr.program import SceneIndex
 from macnet.clevr.references import referenced_objects
 from macnet.clevr.scene_array import array_to_scenes
-from macnet.clevr.world import Stream, World
-from macnet.data.endless import BlockEncoder
+from macnet.clevr.stream import Stream
+from macnet.clevr.world import World
+from macnet.data.block_encoder import BlockEncoder
 from macnet.explain.pointing import pad_block, split_blocks
 from record import keep
 

@@ -27,9 +27,11 @@ from macnet.clevr.questions import IMAGES_PER_BLOCK
 from macnet.clevr.render import all_visible, render
 from macnet.clevr.scene import sample_scenes
 from macnet.clevr.scene_array import scenes_to_array
-from macnet.clevr.world import BLOCKS_AHEAD, BLOCKS_PER_RENDER, World
+from macnet.clevr.stream import BLOCKS_AHEAD, BLOCKS_PER_RENDER
+from macnet.clevr.world import World
 from macnet.data.batches import Batch
-from macnet.data.endless import EndlessBatches, world_texts
+from macnet.data.block_encoder import world_texts
+from macnet.data.endless import EndlessBatches
 from macnet.data.vocab import Vocabulary
 from macnet.models.mac import MACNetwork
 from macnet.models.presets import preset

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from statistics import mean
 
-from macnet.clevr.render import QUALITIES
+from macnet.clevr.quality import QUALITIES
 from macnet.clevr.sheet import compare
 from record import keep
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import tempfile
@@ -67,6 +68,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "macnet"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        git = ["git", "-C", str(clone), "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
+        os.environ["MACNET_COMMIT"] = commit  # for the record: this one may go on meanwhile
         total, parts, trains = timed_make_run(clone)
         rows = {name: {"0": accuracy_of(clone / "out" / name)} for name in TRAINED}
         for seed in args.seeds[1:]:

@@ -22,7 +22,7 @@ from macnet.clevr.questions import IMAGES_PER_BLOCK, QuestionGenerator
 from macnet.clevr.scene import Scene, sample_scenes
 from macnet.clevr.scene_array import array_to_indices, scenes_to_array
 from macnet.clevr.world import World
-from macnet.data.endless import BlockEncoder, world_texts
+from macnet.data.block_encoder import BlockEncoder, world_texts
 from macnet.data.vocab import Vocabulary
 from macnet.workers import pool as worker_pool
 from record import keep

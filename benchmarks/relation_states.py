@@ -26,8 +26,8 @@ from macnet.clevr.questions import IMAGES_PER_BLOCK
 from macnet.clevr.scene import ATTRIBUTES, DIRECTIONS, MAX_OBJECTS, Scene, sample_scenes
 from macnet.clevr.scene_array import object_mask, scenes_to_array
 from macnet.clevr.world import World, generate_questions
+from macnet.data.block_encoder import tokenize_question, world_texts
 from macnet.data.dataset import Dataset
-from macnet.data.endless import tokenize_question, world_texts
 from macnet.data.pack_store import cached_pack, save_array
 from macnet.data.question_arrays import QuestionArrays, TokenizedQuestion, collect
 from macnet.data.spec import DataSpec

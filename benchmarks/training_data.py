@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from macnet.clevr.world import World
+from macnet.data.block_encoder import world_texts
 from macnet.data.dataset import Dataset
-from macnet.data.endless import world_texts
 from macnet.data.generated import pack_generated
 from macnet.data.vocab import Vocabulary
 from macnet.training.training_data import TrainingData

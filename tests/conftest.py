@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from macnet import workers
-from macnet.clevr import generate, questions, world
-from macnet.data import endless as stream
-from macnet.data import generated as drawn
+from macnet.clevr import generate, questions, stream
+from macnet.data import endless, generated
 from macnet.explain import pointing
 from processes import warm
 from tiny_networks import narrow
@@ -47,11 +46,11 @@ def pytest_runtest_setup() -> None:
 @pytest.fixture(scope="module")
 def small_blocks() -> Iterator[int]:
     """Worlds are made in blocks of 50 images, not 250: their bytes are others, their rules not."""
-    users = (questions, world, generate, drawn, stream, pointing)
+    users = (questions, stream, generate, generated, endless, pointing)
     with pytest.MonkeyPatch.context() as patch:
         for module in users:
             patch.setattr(module, "IMAGES_PER_BLOCK", 50)
-        patch.setattr(world, "BLOCKS_AHEAD", 1)
+        patch.setattr(stream, "BLOCKS_AHEAD", 1)
         yield 50
 
 

@@ -62,7 +62,7 @@ def render_first(scenes: np.ndarray, *settings: Any, **options: Any) -> Renderin
 def test_it_answers_a_fixed_set_of_another_world(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("macnet.clevr.world.render", render_first)
+    monkeypatch.setattr("macnet.clevr.stream.render", render_first)
     world = World(2, width=128, height=128)
     dataset = pack_generated(
         world,

@@ -6,6 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from macnet.clevr.world import World, encode_questions, sample_candidates
+from macnet.data.block_encoder import BlockEncoder, world_texts
+from macnet.data.vocab import Vocabulary
 from macnet.workers import InProcess, map_in_order, pool
 
 
@@ -37,3 +40,13 @@ def test_an_error_comes_where_its_result_would() -> None:
 def test_the_work_of_other_processes() -> None:
     with pool(2) as executor:
         assert list(map_in_order(executor, str, range(9), ahead=4)) == [str(i) for i in range(9)]
+
+
+def test_workers_of_the_stream_do_without_torch() -> None:
+    world = World(seed=1, width=24, height=16)
+    encoder = BlockEncoder.for_world(world, Vocabulary.build(world_texts()))
+    with pool(1) as executor:
+        scenes = executor.submit(sample_candidates, world, "train", range(2), 0).result()
+        table = executor.submit(encode_questions, world, "train", 0, scenes, encoder).result()
+        assert len(table) == 20
+        assert not executor.submit(eval, "'torch' in __import__('sys').modules").result()

@@ -10,7 +10,7 @@ import torch
 
 from macnet.checkpoint import BEST, write_checkpoint
 from macnet.configuration import with_changes
-from macnet.data.endless import world_texts
+from macnet.data.block_encoder import world_texts
 from macnet.data.spec import DataSpec
 from macnet.data.vocab import Vocabulary
 from macnet.models.encoders import PixelBackbone

@@ -1,4 +1,7 @@
-"""Worker processes that never outlive their parent."""
+"""Worker processes that never outlive their parent.
+
+They import torch only if their work does: it takes seconds and memory, for each of them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -13,9 +17,10 @@ from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 DIED = (
     "a worker process died: it was killed, perhaps for memory, or the script that started it does "
@@ -43,7 +48,7 @@ def default_workers(device: torch.device | str) -> int:
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     # More processes than this on one GPU only take memory from each other.
-    return min(cores, 8) if torch.device(device).type == "cuda" else cores
+    return min(cores, 8) if str(device).startswith("cuda") else cores
 
 
 @contextmanager
@@ -103,9 +108,12 @@ def _start_workers(executor: Executor, workers: int) -> None:
 
 
 def _prepare_worker(lifeline: Connection) -> None:
-    torch.set_num_threads(1)  # the processes share the cores already
-    # Garbage collection over all objects of torch, and over a million small ones without cycles,
-    # would take a third of a worker's time.
+    # The processes share the cores already. Torch reads this when it is imported, if it ever is.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    # Garbage collection over a million small objects without cycles would take a third of a
+    # worker's time.
     gc.freeze()
     gc.set_threshold(200_000)
 
@@ -121,6 +129,8 @@ def _prepare_worker(lifeline: Connection) -> None:
 @contextmanager
 def one_thread() -> Iterator[None]:
     """Limit torch to one thread inside the block."""
+    import torch
+
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -19,15 +19,8 @@ from macnet.clevr import fuse
 from macnet.clevr.camera import project
 from macnet.clevr.fuse import compiled
 from macnet.clevr.pairs import pixel_candidates
-from macnet.clevr.render import (
-    QUALITIES,
-    Rendering,
-    _build,
-    _first_hits,
-    _pixel_centers,
-    all_visible,
-    render,
-)
+from macnet.clevr.quality import QUALITIES
+from macnet.clevr.render import Rendering, _build, _first_hits, _pixel_centers, all_visible, render
 from macnet.clevr.scene import DIRECTIONS, Object, Scene, from_record, sample_scenes
 from macnet.clevr.scene_array import scenes_to_array
 from macnet.clevr.surface import Hits

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from macnet.clevr.backend import check_backend
-from macnet.clevr.render import QUALITIES, Rendering, all_visible, render
+from macnet.clevr.quality import QUALITIES
+from macnet.clevr.render import Rendering, all_visible, render
 from macnet.clevr.scene import COLORS, Object, Scene, sample_scenes
 from macnet.clevr.scene_array import object_mask, scenes_to_array
 from macnet.errors import InputError

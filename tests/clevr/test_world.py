@@ -11,14 +11,8 @@ from macnet.clevr.families import QUESTION_FAMILIES
 from macnet.clevr.questions import Question, TemplateInstance
 from macnet.clevr.scene import COGENT_COLORS
 from macnet.clevr.scene_array import array_to_scenes
-from macnet.clevr.world import (
-    BLOCKS_PER_RENDER,
-    Block,
-    Stream,
-    World,
-    generate_questions,
-    generate_scenes,
-)
+from macnet.clevr.stream import BLOCKS_PER_RENDER, Block, Stream
+from macnet.clevr.world import World, generate_questions, generate_scenes
 from macnet.errors import InputError
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
@@ -94,8 +88,8 @@ def test_the_rest_of_a_company_is_as_it_was_in_it(
 
 def test_shards_share_out_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BLOCKS_PER_RENDER, "cpu", 2)
-    monkeypatch.setattr("macnet.clevr.world.render", _blank)
-    monkeypatch.setattr("macnet.clevr.world.all_visible", lambda scenes, *_: [True] * len(scenes))
+    monkeypatch.setattr("macnet.clevr.stream.render", _blank)
+    monkeypatch.setattr("macnet.clevr.stream.all_visible", lambda scenes, *_: [True] * len(scenes))
     monkeypatch.setattr("macnet.clevr.world.generate_questions", lambda *_: None)
     numbers = [[block.number for block in take(3, shard=(k, 2))] for k in range(2)]
     assert numbers == [[0, 1, 4], [2, 3, 6]]
@@ -215,7 +209,7 @@ def test_a_stream_goes_on_exactly_after_a_failure(
 ) -> None:
     with Stream(WORLD) as stream:
         with monkeypatch.context() as patched:
-            patched.setattr(f"macnet.clevr.world.{step}", _interrupted)
+            patched.setattr(f"macnet.clevr.stream.{step}", _interrupted)
             with pytest.raises(KeyboardInterrupt):
                 next(stream)
         assert stream.position == 0

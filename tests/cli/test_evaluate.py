@@ -18,7 +18,7 @@ from macnet.clevr.generate import generate_world
 from macnet.clevr.world import World
 from macnet.cli import main
 from macnet.configuration import with_changes
-from macnet.data.endless import world_texts
+from macnet.data.block_encoder import world_texts
 from macnet.data.spec import DataSpec
 from macnet.data.vocab import Vocabulary
 from macnet.evaluation import evaluate as evaluation

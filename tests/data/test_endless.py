@@ -17,15 +17,11 @@ import torch
 from macnet.clevr.program import to_prefix
 from macnet.clevr.questions import TemplateInstance
 from macnet.clevr.scene_array import array_to_scenes
-from macnet.clevr.world import (
-    Block,
-    Stream,
-    World,
-    generate_questions,
-    instantiate_questions,
-)
+from macnet.clevr.stream import Block, Stream
+from macnet.clevr.world import World, generate_questions, instantiate_questions
 from macnet.data.batches import Batch, BatchSource
-from macnet.data.endless import BlockEncoder, EndlessBatches, world_texts
+from macnet.data.block_encoder import BlockEncoder, world_texts
+from macnet.data.endless import EndlessBatches, to_batch
 from macnet.data.question_arrays import TYPES, UNKNOWN
 from macnet.data.vocab import ANSWERS, PROGRAM_TOKENS, SPECIALS, TOKENIZERS, Vocabulary
 from macnet.errors import InputError
@@ -177,7 +173,7 @@ def test_an_image_with_too_few_questions_is_filled_up(blocks: list[Block]) -> No
     few[3].pop()
     encoder = BlockEncoder.for_world(WORLD, VOCABULARY)
     batch, whole = (
-        encoder.batch(blocks[0]._replace(questions=encoder(questions)))
+        to_batch(blocks[0]._replace(questions=encoder(questions)), encoder.words)
         for questions in (few, every)
     )
     filler = 2 * 3 + 1
@@ -216,7 +212,7 @@ def test_a_failure_ahead_is_a_failure_here(monkeypatch: pytest.MonkeyPatch) -> N
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no memory left")
 
-    monkeypatch.setattr("macnet.clevr.world.render", fail)
+    monkeypatch.setattr("macnet.clevr.stream.render", fail)
     with (
         pytest.raises(RuntimeError, match="no memory left"),
         EndlessBatches(WORLD, VOCABULARY, images=IMAGES) as batches,
@@ -255,13 +251,15 @@ def test_however_a_program_ends_nothing_stays_behind(ending: str, tmp_path: Path
     program.write_text(
         textwrap.dedent(f"""
             import os, pathlib, signal, time
-            from macnet.clevr import questions, world as worlds
-            from macnet.data import endless
-            from macnet.data.endless import *
+            from macnet.clevr import questions, stream
             from macnet.clevr.world import World
+            from macnet.data import endless
+            from macnet.data.block_encoder import world_texts
+            from macnet.data.endless import EndlessBatches
+            from macnet.data.vocab import Vocabulary
 
-            questions.IMAGES_PER_BLOCK = worlds.IMAGES_PER_BLOCK = endless.IMAGES_PER_BLOCK = 50
-            worlds.BLOCKS_AHEAD = 1
+            questions.IMAGES_PER_BLOCK = stream.IMAGES_PER_BLOCK = endless.IMAGES_PER_BLOCK = 50
+            stream.BLOCKS_AHEAD = 1
 
             if __name__ == "__main__":
                 world = World(seed=1, width=24, height=16, questions_per_image=1)

@@ -12,10 +12,11 @@ import torch
 from macnet.clevr.generate import generate_world
 from macnet.clevr.program import SceneIndex
 from macnet.clevr.questions import QuestionGenerator, TemplateInstance
-from macnet.clevr.world import Stream, World
+from macnet.clevr.stream import Stream
+from macnet.clevr.world import World
 from macnet.data import generated as drawn
+from macnet.data.block_encoder import world_texts
 from macnet.data.dataset import Dataset
-from macnet.data.endless import world_texts
 from macnet.data.generated import pack_generated
 from macnet.data.pack import pack_split
 from macnet.data.splits import find_split

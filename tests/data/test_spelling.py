@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from macnet.data.endless import world_texts
+from macnet.data.block_encoder import world_texts
 from macnet.data.unknown_words import closest_word, distance
 from macnet.data.vocab import SPECIALS, Vocabulary
 

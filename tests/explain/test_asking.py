@@ -18,7 +18,7 @@ import macnet
 from macnet import checkpoint
 from macnet.checkpoint import BEST, load_trained
 from macnet.clevr.images import read_image, save_image
-from macnet.data.endless import world_texts
+from macnet.data.block_encoder import world_texts
 from macnet.data.unknown_words import UnknownWord
 from macnet.data.vocab import ANSWERS, SPECIALS, TOKENIZERS, Vocabulary
 from macnet.errors import InputError

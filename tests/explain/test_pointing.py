@@ -18,8 +18,9 @@ from macnet.clevr.program import SceneIndex, from_prefix
 from macnet.clevr.questions import QuestionGenerator
 from macnet.clevr.references import referenced_objects
 from macnet.clevr.scene import MAX_OBJECTS, Object, Scene, sample_scenes
-from macnet.clevr.world import Block, Stream, World
-from macnet.data.endless import world_texts
+from macnet.clevr.stream import Block, Stream
+from macnet.clevr.world import World
+from macnet.data.block_encoder import world_texts
 from macnet.data.vocab import Vocabulary
 from macnet.errors import InputError
 from macnet.explain import pointing

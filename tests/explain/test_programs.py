@@ -17,7 +17,7 @@ from explained import Parsed, contrast, data_of, holds
 from macnet.checkpoint import load_trained
 from macnet.clevr.program import from_prefix
 from macnet.cli import main
-from macnet.data.endless import _longest_program
+from macnet.data.block_encoder import _longest_program
 from macnet.errors import InputError
 from macnet.explain.attention import measure_attention
 from macnet.explain.drawing import DIFFERENT, MARGIN, WARNING

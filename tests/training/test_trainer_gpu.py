@@ -15,7 +15,7 @@ import program_training
 from broken_off import StoppedAfter
 from macnet.checkpoint import load_trained, read_checkpoint
 from macnet.clevr.world import World
-from macnet.data.endless import world_texts
+from macnet.data.block_encoder import world_texts
 from macnet.data.vocab import Vocabulary
 from macnet.training import trainer as trainer_module
 from macnet.training.log import read_log

@@ -12,8 +12,9 @@ import torch
 
 from macnet.clevr.world import World
 from macnet.data.batches import Batches, BatchSource
+from macnet.data.block_encoder import world_texts
 from macnet.data.dataset import Dataset, Subset
-from macnet.data.endless import EndlessBatches, world_texts
+from macnet.data.endless import EndlessBatches
 from macnet.data.question_arrays import UNKNOWN
 from macnet.data.spec import DataSpec
 from macnet.data.vocab import Vocabulary

@@ -21,8 +21,9 @@ import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
+from macnet.clevr.quality import QUALITIES, check_image_size, check_quality
 from macnet.clevr.release import WORLD_FORMAT, read_scenes
-from macnet.clevr.render import QUALITIES, check_image_size, check_quality, render
+from macnet.clevr.render import render
 from macnet.clevr.scene import Scene
 from macnet.devices import choose_device
 from macnet.errors import InputError, is_out_of_resources

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from macnet.clevr.images import open_image, render_groups, split_into_groups
+from macnet.clevr.quality import check_quality
 from macnet.clevr.release import (
     images_folder,
     is_unlabeled,
@@ -20,7 +21,6 @@ from macnet.clevr.release import (
     read_records,
     read_scenes,
 )
-from macnet.clevr.render import check_quality
 from macnet.devices import choose_device
 from macnet.errors import InputError
 from macnet.files import atomic_file

@@ -9,17 +9,17 @@ if __name__ == "__main__":  # workers are spawned, and import this file again
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from macnet.clevr.questions import IMAGES_PER_BLOCK, TemplateInstance
-from macnet.clevr.world import Stream, World
+from macnet.clevr.questions import IMAGES_PER_BLOCK
+from macnet.clevr.stream import Stream
+from macnet.clevr.world import World
+from macnet.data.block_encoder import BlockEncoder
 from macnet.data.dataset import Dataset
-from macnet.data.endless import BlockEncoder
 from macnet.data.formats import CLEVR
 from macnet.data.pack_store import cached_pack, create_array, save_array, write_rows
 from macnet.data.question_arrays import QuestionArrays, from_table
@@ -56,11 +56,12 @@ def pack_generated(
         tables: list[np.ndarray] = []
         families: list[int] = []
         counts: list[int] = []  # of the questions about each image
-        encode = partial(_encode, encoder)
         with (
             one_thread(),  # others would fight with the workers for a CPU's cores, and all lose
             progress("rendering", "images", images) as advance,
-            Stream(world, split=split, device=device, workers=workers, encode=encode) as stream,
+            Stream(
+                world, split=split, device=device, workers=workers, encode=encoder.with_families
+            ) as stream,
         ):
             for block in islice(stream, -(-images // IMAGES_PER_BLOCK)):
                 first = IMAGES_PER_BLOCK * block.number
@@ -101,11 +102,3 @@ def pack_generated(
     }
     every = np.arange(len(columns), dtype=np.int32)
     return Dataset(made.arrays["pixels"], columns, columns.images, every, vocabulary, metadata)
-
-
-def _encode(
-    encoder: BlockEncoder, questions_by_image: list[list[TemplateInstance]]
-) -> tuple[np.ndarray, list[list[int]]]:
-    """The questions of a block as a table without fillers, and their families by image."""
-    table = encoder.without_fillers(questions_by_image)
-    return table, [[question.family for question in asked] for asked in questions_by_image]

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from macnet.clevr.images import read_image
-from macnet.clevr.render import check_image_size
+from macnet.clevr.quality import check_image_size
 from macnet.data.dataset import Dataset, rows_of
 from macnet.data.features import largest_of, open_features
 from macnet.data.formats import DatasetFormat

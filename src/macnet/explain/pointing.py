@@ -28,8 +28,10 @@ from macnet.clevr.questions import IMAGES_PER_BLOCK
 from macnet.clevr.references import referenced_objects
 from macnet.clevr.scene import MAX_OBJECTS
 from macnet.clevr.scene_array import array_to_scenes
-from macnet.clevr.world import Block, Stream, World
-from macnet.data.endless import BlockEncoder
+from macnet.clevr.stream import Block, Stream
+from macnet.clevr.world import World
+from macnet.data.block_encoder import BlockEncoder
+from macnet.data.endless import to_batch
 from macnet.data.question_arrays import UNKNOWN
 from macnet.data.vocab import PAD, Vocabulary
 from macnet.errors import InputError, not_finite_error
@@ -226,7 +228,8 @@ def _to_mask(objects: Sequence[Sequence[int]]) -> np.ndarray:
 
 def pad_block(block: Block, encoder: BlockEncoder) -> tuple[Tensor, np.ndarray]:
     """Tokens (B, S), with as many questions for each image; and (B,) which are no fillers."""
-    batch = encoder.batch(block._replace(questions=encoder.encode_texts(block.questions)))
+    encoded = block._replace(questions=encoder.encode_texts(block.questions))
+    batch = to_batch(encoded, encoder.words)
     return batch.questions, (batch.question_index != UNKNOWN).cpu().numpy()
 
 

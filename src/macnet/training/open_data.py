@@ -13,8 +13,8 @@ import numpy as np
 from macnet.checkpoint import TrainedNetwork
 from macnet.clevr.scene import MAX_OBJECTS, MIN_OBJECTS
 from macnet.clevr.world import World
+from macnet.data.block_encoder import world_texts
 from macnet.data.dataset import Subset
-from macnet.data.endless import world_texts
 from macnet.data.pack import contains_unk, pack_vocabulary
 from macnet.data.sources import DiskDataset, GeneratedDataset, LoadOptions
 from macnet.data.splits import find_questions

@@ -54,6 +54,7 @@ def add(a, b):
 
 @triton.jit
 def sub(a, b):
+    """Difference of vectors."""
     return Vec(a.x - b.x, a.y - b.y, a.z - b.z)
 
 
@@ -104,6 +105,7 @@ def select(condition, a, b):
 
 @triton.jit
 def load_vec(ptr):
+    """Three numbers in a row."""
     return Vec(tl.load(ptr), tl.load(ptr + 1), tl.load(ptr + 2))
 
 

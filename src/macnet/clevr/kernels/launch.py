@@ -27,7 +27,8 @@ from torch import Tensor
 
 from macnet.clevr.kernels import bounds, maps, tables, trace
 from macnet.clevr.light import BLUR_SIZE, WATTS
-from macnet.clevr.render import FILTER_WIDTH, QUALITIES, shadow_map_resolution
+from macnet.clevr.quality import QUALITIES
+from macnet.clevr.render import FILTER_WIDTH, shadow_map_resolution
 from macnet.clevr.scene import MAX_OBJECTS, MIN_VISIBLE_SHARE
 from macnet.clevr.scene_array import object_mask
 from macnet.clevr.surface import BLEED_SIZE
@@ -231,6 +232,7 @@ def _scratch_per_scene(frame: Frame) -> int:
 
 
 def allocate(scenes: int, frame: Frame, device: torch.device) -> Maps:
+    """Scratch memory for so many scenes, not initialized."""
     return Maps(
         **{
             name: torch.empty(scenes, *shape, dtype=dtype, device=device)

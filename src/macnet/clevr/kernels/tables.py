@@ -21,7 +21,7 @@ from torch import Tensor
 from macnet.clevr.camera import ASPECT, FOCAL, camera_axes
 from macnet.clevr.kernels.constants import constant
 from macnet.clevr.light import COLOR, HALF_SIDE, PENUMBRA, SUN, WATTS
-from macnet.clevr.render import QUALITIES
+from macnet.clevr.quality import QUALITIES
 from macnet.clevr.scene import COLORS, MATERIALS, MAX_OBJECTS, RADIUS, SHAPES, SIZES
 from macnet.clevr.scene_array import object_mask
 from macnet.clevr.shapes import BOUNDING_RADIUS, CORE, CYLINDER

@@ -1,0 +1,160 @@
+"""The questions of a block of a generated world as one table of numbers.
+
+It is made by workers, which need no torch for it: to import that would take them seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Self
+
+import numpy as np
+
+from macnet.clevr.families import (
+    ATTRIBUTE_BITS,
+    NOUN_PHRASES,
+    PLURAL_NOUN_PHRASES,
+    QUESTION_FAMILIES,
+    RELATION_PHRASES,
+    QuestionFamily,
+    TemplateNode,
+)
+from macnet.clevr.program import to_prefix
+from macnet.clevr.questions import Question, TemplateInstance
+from macnet.clevr.world import World
+from macnet.data.question_arrays import (
+    TYPES,
+    UNKNOWN,
+    TokenizedQuestion,
+    collect,
+    program_ids,
+    to_table,
+)
+from macnet.data.question_encoder import question_encoder, without_answer
+from macnet.data.vocab import ANSWERS, TOKENIZERS, Vocabulary
+from macnet.errors import InputError
+
+# --- texts -----------------------------------------------------------------------------------
+
+
+def world_texts() -> list[str]:
+    """Texts that contain every word of generated questions, and the longest form of each phrase."""
+    phrases = chain(*NOUN_PHRASES, *PLURAL_NOUN_PHRASES, *RELATION_PHRASES)
+    return [*phrases, *chain.from_iterable(map(_longest_texts, QUESTION_FAMILIES))]
+
+
+def _longest_texts(family: QuestionFamily) -> Iterator[str]:
+    fillings = {}
+    for step in family.nodes:
+        for slot in step.slots:
+            if slot in "RST":
+                fillings[slot] = max(chain.from_iterable(RELATION_PHRASES), key=_words)
+            else:
+                allowed = _allowed(step)
+                for name, phrases in (slot, NOUN_PHRASES), (f"{slot}s", PLURAL_NOUN_PHRASES):
+                    fillings[name] = max((phrases[d][0] for d in allowed), key=_words)
+    for phrase in chain.from_iterable(family.texts):
+        yield phrase.pattern % tuple(fillings[slot] for slot in phrase.slots)
+        yield phrase.without_other % tuple(fillings[slot] for slot in phrase.slots)
+
+
+def _words(text: str) -> int:
+    return len(text.split())
+
+
+def _allowed(step: TemplateNode) -> list[int]:
+    """The descriptions that a template node may take."""
+    return [d for d, given in enumerate(ATTRIBUTE_BITS) if not given & step.forbidden]
+
+
+def _longest_program() -> int:
+    """The number of functions in the longest program of all families."""
+
+    def longest(step: TemplateNode) -> int:
+        if not step.slots:
+            return 1
+        filters = max(ATTRIBUTE_BITS[d].bit_count() for d in _allowed(step))
+        says = filters if set(step.slots) - set("RST") else 0
+        return step.has_relation + says + bool(step.final_function)
+
+    return max(sum(map(longest, family.nodes)) for family in QUESTION_FAMILIES)
+
+
+# --- questions as numbers --------------------------------------------------------------------
+
+
+def tokenize_question(question: Question, vocabulary: Vocabulary) -> TokenizedQuestion:
+    """A generated question as numbers, of which image is not known here."""
+    return TokenizedQuestion(
+        vocabulary.encode(question.text),
+        vocabulary.answers.index(question.answer),
+        program_ids(to_prefix(question.program)),
+        UNKNOWN,
+        question.family,
+        TYPES.index(question.program[-1]["function"]),
+    )
+
+
+@dataclass(frozen=True)
+class BlockEncoder:
+    """Encodes a block's questions as one table, with the same number of rows for each image.
+
+    Every batch must have the same shape, or no step could be captured in a CUDA graph; so rows are
+    as long as the longest possible question. An image with too few questions repeats its first one
+    without the answer: such a filler is ignored.
+    """
+
+    vocabulary: Vocabulary
+    questions_per_image: int
+    words: int
+    """Number of words in the longest question."""
+    steps: int
+    """Number of functions in the longest program."""
+
+    @classmethod
+    def for_world(cls, world: World, vocabulary: Vocabulary) -> Self:
+        """An encoder for a world; a vocabulary that lacks words of it is refused."""
+        tokenize = TOKENIZERS[vocabulary.tokenizer]
+        texts = [tokenize(text) for text in world_texts()]
+        unknown = sorted(set(chain.from_iterable(texts)) - set(vocabulary.words))
+        unknown += sorted(set(ANSWERS) - set(vocabulary.answers))
+        if unknown:
+            raise InputError(
+                f"the vocabulary lacks {len(unknown)} words of the generated world, first "
+                f"{unknown[0]!r}; build it from `world_texts()`, or extend it by them"
+            )
+        words = max(map(len, texts))
+        return cls(vocabulary, world.questions_per_image, words, _longest_program())
+
+    def __call__(self, questions_by_image: list[list[TemplateInstance]]) -> np.ndarray:
+        """The questions of each image, not written out, as a table of `to_table`."""
+        encoder = question_encoder(self.vocabulary, self.words, self.steps)
+        rows = []
+        for questions in questions_by_image:
+            of_image = [encoder.row(question) for question in questions]
+            filler = without_answer(of_image[0])
+            rows += of_image + [filler] * (self.questions_per_image - len(of_image))
+        return encoder.table(rows)
+
+    def without_fillers(self, questions_by_image: list[list[TemplateInstance]]) -> np.ndarray:
+        """The same table, but an image with too few questions has no more rows."""
+        encoder = question_encoder(self.vocabulary, self.words, self.steps)
+        return encoder.table(map(encoder.row, chain.from_iterable(questions_by_image)))
+
+    def with_families(
+        self, questions_by_image: list[list[TemplateInstance]]
+    ) -> tuple[np.ndarray, list[list[int]]]:
+        """The table without fillers, and the families of the questions by image."""
+        families = [[question.family for question in few] for few in questions_by_image]
+        return self.without_fillers(questions_by_image), families
+
+    def encode_texts(self, questions_by_image: list[list[Question]]) -> np.ndarray:
+        """The same table from questions that are written out, which takes much longer."""
+        rows = []
+        for questions in questions_by_image:
+            of_image = [tokenize_question(question, self.vocabulary) for question in questions]
+            filler = of_image[0]._replace(answer=UNKNOWN)
+            rows += of_image + [filler] * (self.questions_per_image - len(of_image))
+        return to_table(collect(rows), self.words, self.steps)
