@@ -81,6 +81,8 @@ def main() -> None:
                 rows[name][str(seed)] = accuracy_of(clone / "out" / f"{name}{seed}")
         shipped = json.loads((clone / "out" / "shipped.json").read_text())["results"]["overall"]
         world = json.loads((clone / "out" / "world" / "world.json").read_text())
+        val = clone / "out" / "world" / "questions" / "CLEVR_val_questions.json"
+        questions = len(json.loads(val.read_text())["questions"])
     keep(
         args.out,
         "`make run` in a fresh clone: a small MAC and an LSTM, which sees no image, learn an "
@@ -88,6 +90,7 @@ def main() -> None:
         seconds_of_make_run=[round(total, 1)],
         seconds_of_parts=parts,
         world=world,
+        validation_questions=questions,
         **rows,
         shipped={"Overall": round(100 * shipped["accuracy"], 2), "questions": shipped["total"]},
         note="the best epoch is chosen by the same questions, and so were the fields of "

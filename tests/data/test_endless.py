@@ -245,6 +245,37 @@ ENDINGS = {
 }
 
 
+def test_an_image_without_any_question_is_filled_up_with_those_of_another() -> None:
+    world = World(1, width=24, height=16, num_objects=(1, 2), families=("one_hop",),
+                  questions_per_image=2)  # fmt: skip
+    with Stream(world) as stream:
+        block = next(stream)
+    lonely = [i for i, few in enumerate(block.questions) if not few]
+    assert lonely, "about one object alone, no relation can be asked for"
+    encoder = BlockEncoder.for_world(world, VOCABULARY)
+    encoded = block._replace(questions=encoder.encode_texts(block.questions))
+    batch = to_batch(encoded, encoder.words)
+    asked = (batch.question_index != UNKNOWN).view(-1, 2).sum(1).tolist()
+    assert asked == [len(few) for few in block.questions]
+    assert (batch.lengths > 0).all()
+    with take_from(world) as batches:
+        assert all(map(torch.equal, next(batches), batch))
+
+
+def test_families_of_which_nothing_can_be_asked() -> None:
+    world = World(1, width=24, height=16, num_objects=(1, 1), families=("two_hop",),
+                  questions_per_image=1)  # fmt: skip
+    with (
+        pytest.raises(InputError, match="no question of the `families` fits any scene"),
+        take_from(world) as batches,
+    ):
+        next(batches)
+
+
+def take_from(world: World) -> EndlessBatches:
+    return EndlessBatches(world, VOCABULARY, images=IMAGES_PER_BLOCK)
+
+
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_however_a_program_ends_nothing_stays_behind(ending: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"

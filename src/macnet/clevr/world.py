@@ -86,7 +86,9 @@ class World:
     def __str__(self) -> str:
         name = f"world {self.seed}"
         if "num_objects" in self.deviations:
-            name += " of {} to {} objects".format(*self.num_objects)
+            fewest, most = self.num_objects
+            count = f"{fewest} to {most}" if fewest < most else most
+            name += f" of {count} object{'s' if most > 1 else ''}"
         if "families" in self.deviations:
             name += f" with questions of {', '.join(self.families)}"
         return name

@@ -5,10 +5,10 @@ It is made by workers, which need no torch for it: to import that would take the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 
@@ -35,6 +35,9 @@ from macnet.data.question_arrays import (
 from macnet.data.question_encoder import question_encoder, without_answer
 from macnet.data.vocab import ANSWERS, TOKENIZERS, Vocabulary
 from macnet.errors import InputError
+
+Asked = TypeVar("Asked", Question, TemplateInstance)
+Row = TypeVar("Row", bytes, TokenizedQuestion)
 
 # --- texts -----------------------------------------------------------------------------------
 
@@ -102,8 +105,8 @@ class BlockEncoder:
     """Encodes a block's questions as one table, with the same number of rows for each image.
 
     Every batch must have the same shape, or no step could be captured in a CUDA graph; so rows are
-    as long as the longest possible question. An image with too few questions repeats its first one
-    without the answer: such a filler is ignored.
+    as long as the longest possible question. An image with too few questions repeats its first one,
+    or if it has none that of another, without the answer: such a filler is ignored.
     """
 
     vocabulary: Vocabulary
@@ -131,12 +134,7 @@ class BlockEncoder:
     def __call__(self, questions_by_image: list[list[TemplateInstance]]) -> np.ndarray:
         """The questions of each image, not written out, as a table of `to_table`."""
         encoder = question_encoder(self.vocabulary, self.words, self.steps)
-        rows = []
-        for questions in questions_by_image:
-            of_image = [encoder.row(question) for question in questions]
-            filler = without_answer(of_image[0])
-            rows += of_image + [filler] * (self.questions_per_image - len(of_image))
-        return encoder.table(rows)
+        return encoder.table(self._fill_up(encoder.row, without_answer, questions_by_image))
 
     def without_fillers(self, questions_by_image: list[list[TemplateInstance]]) -> np.ndarray:
         """The same table, but an image with too few questions has no more rows."""
@@ -152,9 +150,32 @@ class BlockEncoder:
 
     def encode_texts(self, questions_by_image: list[list[Question]]) -> np.ndarray:
         """The same table from questions that are written out, which takes much longer."""
-        rows = []
-        for questions in questions_by_image:
-            of_image = [tokenize_question(question, self.vocabulary) for question in questions]
-            filler = of_image[0]._replace(answer=UNKNOWN)
-            rows += of_image + [filler] * (self.questions_per_image - len(of_image))
+
+        def row(question: Question) -> TokenizedQuestion:
+            return tokenize_question(question, self.vocabulary)
+
+        def unanswered(row: TokenizedQuestion) -> TokenizedQuestion:
+            return row._replace(answer=UNKNOWN)
+
+        rows = self._fill_up(row, unanswered, questions_by_image)
         return to_table(collect(rows), self.words, self.steps)
+
+    def _fill_up(
+        self,
+        encode: Callable[[Asked], Row],
+        unanswered: Callable[[Row], Row],
+        questions_by_image: list[list[Asked]],
+    ) -> list[Row]:
+        """The rows of each image, and as many fillers as it lacks questions."""
+        by_image = [[encode(question) for question in few] for few in questions_by_image]
+        some = next(chain.from_iterable(by_image), None)
+        if some is None:
+            raise InputError(
+                "no question of the `families` fits any scene of a block; choose other families, "
+                "or more objects"
+            )
+        rows = []
+        for of_image in by_image:  # in an easier world, an image may have no question at all
+            filler = unanswered(of_image[0] if of_image else some)
+            rows += of_image + [filler] * (self.questions_per_image - len(of_image))
+        return rows
