@@ -1,6 +1,7 @@
 """Worker processes that never outlive their parent.
 
-They import torch only if their work does: it takes seconds and memory, for each of them.
+They import torch only if their work does, or the script that starts them: it takes seconds and
+memory, for each of them.
 """
 
 from __future__ import annotations

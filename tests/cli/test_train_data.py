@@ -144,15 +144,34 @@ def test_an_easier_world(
     few = QUICK.replace("--recipe.epochs 2", "--recipe.epochs 0.00001").split()
     small = SMALL.replace("--size 16x16", "").split()
     assert main(["train", "--out", "endless", *easier, *size, *small, *few]) == 0
-    own = {"num_objects": [2, 3], "families": ["zero_hop", "one_hop"]}
+    own = {"num_objects": [2, 3], "families": ["one_hop", "zero_hop"]}
     run = metadata_of(here / "endless")["data"]
     for where in (run["train"], run["val"]["source"]):
         assert {name: where[name] for name in own} == own
-    world = "world 1 of 2 to 3 objects with questions of zero_hop, one_hop"
+    world = "world 1 of 2 to 3 objects with questions of one_hop, zero_hop"
     assert f"training on the generated {world}, without an end" in capsys.readouterr().out
     assert main(["evaluate", "endless", "--json", "again.json"]) == 0, "there, not in CLEVR's"
     assert f"\nMAC on val of the generated {world}\n" in capsys.readouterr().out
     assert json.loads((here / "again.json").read_bytes())["data"] == run["val"]
+    other = ("--world-images", "2", "--world-seed", "9", "--split", "test", "--json", "other.json")
+    assert main(["evaluate", "endless", *other]) == 0, "on other images of a world as easy"
+    found = json.loads((here / "other.json").read_bytes())["data"]["source"]
+    assert found == {"world_seed": 9, "split": "test", "count": 2, **own}
+
+
+@pytest.mark.parametrize(
+    ("easier", "complaint"),
+    [
+        (("--world-num-objects", "5", "2"), "--world-num-objects is 5 2; it must be the smallest"),
+        (("--world-families", "four_hop"), "--world-families has 'four_hop'; known are "),
+    ],
+)
+def test_an_easier_world_that_there_is_not(
+    easier: tuple[str, ...], complaint: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--out", "run", *easier, *SMALL.split()]) == 2
+    assert complaint in capsys.readouterr().err
+    assert not (here / "run").exists()
 
 
 # --- what it goes on from --------------------------------------------------------------------

@@ -266,7 +266,7 @@ def test_families_of_which_nothing_can_be_asked() -> None:
     world = World(1, width=24, height=16, num_objects=(1, 1), families=("two_hop",),
                   questions_per_image=1)  # fmt: skip
     with (
-        pytest.raises(InputError, match="no question of the `families` fits any scene"),
+        pytest.raises(InputError, match="no question of the chosen families fits any scene"),
         take_from(world) as batches,
     ):
         next(batches)

@@ -10,7 +10,8 @@
      {"function": "count",        "inputs": [4], "value_inputs": []}]
 
 and in prefix form `count filter_size[large] relate[left] unique filter_shape[cube] scene`. The
-executor here is the only source of answers in the project.
+executor here says what the right answer is; the search for questions, which takes a shorter way, is
+tested against it.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def render(
         return Rendering(*launch.render(array, width, height, torch.device(device)))
     rays = round(width * height * QUALITIES[quality].rays_per_pixel)
     # In inference mode, an operation starts a little sooner: a tenth of the time on a CPU.
-    with compiled(compile), torch.inference_mode(not compile):
+    with compiled(compile), torch.inference_mode(not compile), torch.no_grad():
         parts = [
             _render(part, width, height, QUALITIES[quality], torch.device(device))
             for part in _split_scenes(scenes_to_array(scenes), rays, torch.device(device))

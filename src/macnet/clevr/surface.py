@@ -39,7 +39,7 @@ OBJECT_RGB = {
     "brown": (129, 74, 25), "purple": (129, 38, 192), "cyan": (41, 208, 208),
     "yellow": (255, 238, 51),
 }  # fmt: skip
-_ALBEDO = np.array([OBJECT_RGB[color] for color in COLORS], np.float32) / np.float32(255)
+ALBEDO = np.array([OBJECT_RGB[color] for color in COLORS], np.float32) / np.float32(255)
 GROUND_ALBEDO = 0.8
 
 # The ground bends up into a cove that faces +x and ends at 45° elevation; above it, all is black.
@@ -94,7 +94,7 @@ def build_batch(scenes: np.ndarray, bodies: Bodies, resolution: int) -> SceneBat
     """Compute materials, lighting and color bleeding; `resolution` is the shadow map's."""
     _, paint, material, _ = scenes["attributes"][object_mask(scenes)].T
     device = bodies.scene.device
-    color = torch.from_numpy(_ALBEDO[paint].T.copy()).to(device)
+    color = torch.from_numpy(ALBEDO[paint].T.copy()).to(device)
     is_metal = torch.from_numpy(material == MATERIALS.index("metal")).to(device)
     neighbors = find_neighbors(bodies)
     lighting = build_lighting(scenes, bodies, neighbors, resolution)

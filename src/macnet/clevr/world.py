@@ -48,15 +48,9 @@ class World:
     def __post_init__(self) -> None:
         check_image_size(self.width, self.height, smallest=MIN_SIZE)
         check_quality(self.quality)
-        fewest, most = self.num_objects
-        if not 1 <= fewest <= most <= MAX_OBJECTS:
-            raise InputError(
-                f"`num_objects` is {fewest} {most}; it must be the smallest and the largest number "
-                f"of objects in a scene, from 1 to {MAX_OBJECTS}"
-            )
-        for group in self.families:
-            if group not in GROUPS:
-                raise InputError(f"`families` has {group!r}; known are {', '.join(GROUPS)}")
+        # In one form, however they are given, so that the same world is equal to itself.
+        object.__setattr__(self, "num_objects", check_num_objects(self.num_objects))
+        object.__setattr__(self, "families", check_families(self.families))
         count = len(self.question_families)
         if not 1 <= self.questions_per_image <= count:
             raise InputError(
@@ -96,6 +90,25 @@ class World:
     def split_name(self, split: str) -> str:
         """Released name of a split: in CoGenT, with the condition ("trainA")."""
         return split + (self.condition or "")
+
+
+def check_num_objects(given: Sequence[int], name: str = "num_objects") -> tuple[int, int]:
+    """The smallest and the largest number of objects in a scene, if there can be so many."""
+    numbers = tuple(given)
+    if len(numbers) != 2 or not 1 <= numbers[0] <= numbers[1] <= MAX_OBJECTS:
+        raise InputError(
+            f"`{name}` is {' '.join(map(str, numbers))}; it must be the smallest and the largest "
+            f"number of objects in a scene, from 1 to {MAX_OBJECTS}"
+        )
+    return numbers
+
+
+def check_families(given: Sequence[str], name: str = "families") -> tuple[str, ...]:
+    """Groups of question families in the released order, each once, if there are such groups."""
+    for group in given:
+        if group not in GROUPS:
+            raise InputError(f"`{name}` has {group!r}; known are {', '.join(GROUPS)}")
+    return tuple(group for group in GROUPS if group in given)
 
 
 # --- parts of a world ------------------------------------------------------------------------

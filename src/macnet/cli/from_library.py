@@ -53,7 +53,7 @@ def make_command(
             name=option.flag,
             metavar=option.metavar or _metavar(kind),
             help=translate(option.help or helps.get(name, "")),
-            help_behavior_hint="" if default is None else None,  # the help says what is then
+            help_behavior_hint="" if default in (None, ()) else None,  # the help says what is then
         )
         markers = [tyro.conf.FlagCreatePairsOff] if kind is bool else []
         if parameter.kind is not parameter.KEYWORD_ONLY:

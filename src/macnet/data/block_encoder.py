@@ -171,8 +171,8 @@ class BlockEncoder:
         some = next(chain.from_iterable(by_image), None)
         if some is None:
             raise InputError(
-                "no question of the `families` fits any scene of a block; choose other families, "
-                "or more objects"
+                "no question of the chosen families fits any scene of a block; choose others, or "
+                "more objects"
             )
         rows = []
         for of_image in by_image:  # in an easier world, an image may have no question at all

@@ -73,6 +73,11 @@ def pack_generated(
                 families += chain.from_iterable(wanted)
                 tables.append(table[: sum(map(len, wanted))])
                 advance(len(seen))
+        if not families:
+            raise InputError(
+                f"no question of the chosen families fits any of the {images:,} images; choose "
+                "others, or more objects"
+            )
         columns = from_table(
             np.concatenate(tables),
             encoder.words,

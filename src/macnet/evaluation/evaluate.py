@@ -115,7 +115,8 @@ def evaluate(
         split: The split of either; of CoGenT, valA or valB.
         images: Where the images are, if not in `data`: a folder, or a file of features (.h5).
         skip_missing: Leave out questions of `data` about images that are missing.
-        world_images: The number of generated images; by default 500 for the shipped network.
+        world_images: The number of generated images, of a world as easy as the one that it was
+            validated in; by default 500 for the shipped network.
         world_seed: The seed of the generated world.
         occlusion: Measure accuracy also by occlusion; `data` must have scenes.
         precision: The precision of products; by default that of training, on a CPU float32.
@@ -208,7 +209,11 @@ def _find_source(
     if world_images is not None:
         check_unused("there is no `data`", "split", "world_images", "world_seed")
         _check_input_kind(trained, pixels=True, where="the generated world")
-        return GeneratedDataset(world_seed, split, world_images), []
+        # An easier world, if it was validated in one.
+        source = trained.metadata["data"]["val"].get("source", {})
+        names = ("num_objects", "families")
+        easier = {name: tuple(source[name]) for name in names if name in source}
+        return GeneratedDataset(world_seed, split, world_images, **easier), []
     if "source" in (metadata := trained.metadata["data"]["val"]):
         check_unused("there is neither `data` nor `world_images`")
         return reopen(metadata)

@@ -50,7 +50,7 @@ never repeats an image.
 """
 
 SMALL = replace(PIXELS, d=64, p=4, embedding=64, widths=(16, 32, 64), blocks=(0, 0, 0))
-"""A MAC on pixels that two CPU cores can train, as `make run` does; no residual blocks."""
+"""A MAC on pixels that two CPU cores can train; no residual blocks. `make run` changes a little."""
 
 PRESETS: Mapping[str, MACConfig] = {
     "paper": PAPER,

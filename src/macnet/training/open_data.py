@@ -12,7 +12,7 @@ import numpy as np
 
 from macnet.checkpoint import TrainedNetwork
 from macnet.clevr.scene import MAX_OBJECTS, MIN_OBJECTS
-from macnet.clevr.world import World
+from macnet.clevr.world import World, check_families, check_num_objects
 from macnet.data.block_encoder import world_texts
 from macnet.data.dataset import Subset
 from macnet.data.pack import contains_unk, pack_vocabulary
@@ -65,6 +65,8 @@ class DataOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InputError(f"`{name}` is {value}; it must be at least 1")
+        check_num_objects(self.world_num_objects, "world_num_objects")
+        check_families(self.world_families, "world_families")
         if not 0 < self.replay_share < 1:
             raise InputError(f"`replay_share` is {self.replay_share}; it must lie between 0 and 1")
         if self.subset_questions is not None and self.subset_images is not None:
@@ -105,8 +107,8 @@ def _open_world(
         options.world_seed,
         "val",
         options.world_val_images,
-        options.world_num_objects,
-        tuple(options.world_families),
+        check_num_objects(options.world_num_objects),
+        check_families(options.world_families),
     )
     validated = val.open(words, load)
     if options.world_images is None:

@@ -22,10 +22,10 @@ from macnet.clevr.camera import ASPECT, FOCAL, camera_axes
 from macnet.clevr.kernels.constants import constant
 from macnet.clevr.light import COLOR, HALF_SIDE, PENUMBRA, SUN, WATTS
 from macnet.clevr.quality import QUALITIES
-from macnet.clevr.scene import COLORS, MATERIALS, MAX_OBJECTS, RADIUS, SHAPES, SIZES
+from macnet.clevr.scene import MATERIALS, MAX_OBJECTS, RADIUS, SHAPES, SIZES
 from macnet.clevr.scene_array import object_mask
 from macnet.clevr.shapes import BOUNDING_RADIUS, CORE, CYLINDER
-from macnet.clevr.surface import OBJECT_RGB, brush_pattern
+from macnet.clevr.surface import ALBEDO, brush_pattern
 
 # Scattered rays of a metal that is seen directly, and in a reflection.
 BRUSHED_RAYS = (QUALITIES["fast"].brushed_rays, 1)
@@ -44,7 +44,6 @@ RAYS_SEEN, RAYS_REFLECTED = map(constant, BRUSHED_RAYS)
 
 _BY_SIZE = np.array([RADIUS[s] for s in SIZES])
 _BY_SHAPE = np.array([(BOUNDING_RADIUS[s], CORE[s]) for s in SHAPES])  # (3, 2)
-_BY_COLOR = np.array([OBJECT_RGB[c] for c in COLORS], np.float32) / np.float32(255)
 
 
 def build_table(scenes: np.ndarray) -> np.ndarray:
@@ -72,7 +71,7 @@ def build_table(scenes: np.ndarray) -> np.ndarray:
     solid = x, y, radius, 1 / radius, bound * radius, np.cos(yaw), np.sin(yaw), core
     for k, column in enumerate((*solid, shape == CYLINDER)):
         bodies[..., k] = column
-    bodies[..., 9:12], bodies[..., 12] = _BY_COLOR[paint], metal
+    bodies[..., 9:12], bodies[..., 12] = ALBEDO[paint], metal
     bodies *= object_mask(scenes)[..., None]
     return table
 
