@@ -4,7 +4,7 @@
         -- render.py --device cpu --scenes 60
 
 Machines differ by more than a factor of two, so a speed says little without that of the code before
-on the same machine. Each commit runs its own script; what both report "per second" is compared.
+on the same machine. Each commit runs its own script; what both report "per" something is compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def run(checkout: Path, script: list[str]) -> dict[str, float]:
-    """The rates that a benchmark of a checkout prints, by their place in its record."""
+    """The `rates` that a benchmark of a checkout prints, by their place in its record."""
     name, *args = script
     command = [sys.executable, str(checkout / "benchmarks" / name), *args]
     environment = {**os.environ, "PYTHONPATH": str(checkout / "src")}
@@ -37,7 +37,7 @@ def run(checkout: Path, script: list[str]) -> dict[str, float]:
 
 
 def rates(record: Any, place: str = "") -> Iterator[tuple[str, float]]:
-    """All numbers that are called a rate, such as ("rows.0.questions_per_second", 9696)."""
+    """All numbers per second or per image, such as ("rows.0.questions_per_second", 9696)."""
     if isinstance(record, dict | list):
         for key, value in record.items() if isinstance(record, dict) else enumerate(record):
             yield from rates(value, f"{place}.{key}".removeprefix("."))

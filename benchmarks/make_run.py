@@ -54,8 +54,10 @@ def _whole_command(line: str, following: Any) -> str:
 def held_out_accuracy(clone: Path, run: str) -> dict[str, Any]:
     """Accuracy on 2,000 images of the same kind of world that nothing was chosen by."""
     macnet, world = str(clone / ".venv" / "bin" / "macnet"), "out/held_out"
-    generate = [macnet, "generate", world, "--val", "2000", "--size", "64x64", "--seed", "2"]
-    generate += ["--num-objects", "1", "3", "--families", "zero_hop", "one_hop"]
+    like = json.loads((clone / "out" / "world" / "world.json").read_text())
+    generate = [macnet, "generate", world, "--val", "2000", "--seed", str(like["seed"] + 1)]
+    generate += ["--size", like["size"], "--num-objects", *map(str, like["num-objects"])]
+    generate += ["--families", *like["families"]]
     report = f"{run}.json"
     evaluate = [macnet, "evaluate", run, world, "--cache", "out/cache", "--json", report]
     for command in (generate, evaluate):

@@ -201,7 +201,7 @@ def test_tables_give_the_tokens_of_texts_and_programs(
     assert np.array_equal(table, expected)
     assert (UNKNOWN in table[:, -2]) == (questions_per_image == 90)
     assert table.flags.writeable
-    bare = encoder.without_fillers(instances)
+    bare = encoder.with_families(instances)[0]
     assert np.array_equal(bare, expected[expected[:, -2] != UNKNOWN])
 
 

@@ -30,13 +30,7 @@ from macnet.clevr.images import SCENES_PER_RENDER, is_intact_png, render_group, 
 from macnet.clevr.parts import count_records, is_part, join_parts, read_part, write_part
 from macnet.clevr.questions import IMAGES_PER_BLOCK
 from macnet.clevr.scene import MAX_OBJECTS, MIN_OBJECTS, Condition, from_record, to_record
-from macnet.clevr.world import (
-    World,
-    check_families,
-    check_num_objects,
-    generate_questions,
-    generate_scenes,
-)
+from macnet.clevr.world import World, generate_questions, generate_scenes
 from macnet.devices import choose_device, choose_workers
 from macnet.errors import InputError
 from macnet.files import locked_folder, read_json, write_json
@@ -69,8 +63,8 @@ def generate(
     size: tuple[int, int] = (480, 320),
     condition: Condition | None = None,
     quality: str = "fast",
-    num_objects: Sequence[int] = (MIN_OBJECTS, MAX_OBJECTS),
-    families: Sequence[str] = (),
+    num_objects: tuple[int, int] = (MIN_OBJECTS, MAX_OBJECTS),
+    families: tuple[str, ...] = (),
     device: str = "auto",
     workers: int | None = None,
 ) -> GeneratedFiles:
@@ -80,8 +74,7 @@ def generate(
     The same seed gives the same files on a device, whatever the number of workers. Called again,
     it continues a run that was stopped, and restores missing and damaged files.
     """
-    easier = check_num_objects(num_objects), check_families(families)
-    world = World(seed, condition, *size, quality, questions_per_image, *easier)
+    world = World(seed, condition, *size, quality, questions_per_image, num_objects, families)
     counts = {"train": train, "val": val, "test": test}
     device = choose_device(device)
     workers = choose_workers(workers, device)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 RELEASED_SIZE = (480, 320)  # width and height of CLEVR's images
 QUESTIONS_PER_IMAGE = 10
+CLEVR_SETTINGS = {"num_objects": (MIN_OBJECTS, MAX_OBJECTS), "families": ()}
 MIN_SIZE = (24, 16)  # in smaller images, hardly any scene would pass the test of visibility
 
 
@@ -68,14 +69,13 @@ class World:
     @property
     def deviations(self) -> dict[str, list[Any]]:
         """The settings in which its scenes and questions are not CLEVR's, which files mention."""
-        own = {"num_objects": self.num_objects, "families": self.families}
-        clevr = {"num_objects": (MIN_OBJECTS, MAX_OBJECTS), "families": ()}
-        return {name: list(value) for name, value in own.items() if value != clevr[name]}
+        own = {name: getattr(self, name) for name in CLEVR_SETTINGS}
+        return {k: list(value) for k, value in own.items() if value != CLEVR_SETTINGS[k]}
 
     def to_record(self) -> dict[str, Any]:
         """All settings, for the metadata of a run; deviations from CLEVR only if there are any."""
-        own = {"num_objects", "families"}
-        return {k: v for k, v in vars(self).items() if k not in own} | self.deviations
+        common = {k: v for k, v in vars(self).items() if k not in CLEVR_SETTINGS}
+        return common | self.deviations
 
     def __str__(self) -> str:
         name = f"world {self.seed}"

@@ -136,17 +136,13 @@ class BlockEncoder:
         encoder = question_encoder(self.vocabulary, self.words, self.steps)
         return encoder.table(self._fill_up(encoder.row, without_answer, questions_by_image))
 
-    def without_fillers(self, questions_by_image: list[list[TemplateInstance]]) -> np.ndarray:
-        """The same table, but an image with too few questions has no more rows."""
-        encoder = question_encoder(self.vocabulary, self.words, self.steps)
-        return encoder.table(map(encoder.row, chain.from_iterable(questions_by_image)))
-
     def with_families(
         self, questions_by_image: list[list[TemplateInstance]]
     ) -> tuple[np.ndarray, list[list[int]]]:
-        """The table without fillers, and the families of the questions by image."""
-        families = [[question.family for question in few] for few in questions_by_image]
-        return self.without_fillers(questions_by_image), families
+        """The same table without fillers, and the families of the questions by image."""
+        encoder = question_encoder(self.vocabulary, self.words, self.steps)
+        table = encoder.table(map(encoder.row, chain.from_iterable(questions_by_image)))
+        return table, [[question.family for question in few] for few in questions_by_image]
 
     def encode_texts(self, questions_by_image: list[list[Question]]) -> np.ndarray:
         """The same table from questions that are written out, which takes much longer."""

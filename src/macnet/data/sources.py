@@ -96,7 +96,7 @@ class GeneratedDataset:
     def __str__(self) -> str:
         return (
             f"questions about the first {self.count:,} images of {self.split} of the generated "
-            f"{self.world(RELEASED_SIZE)}"
+            f"{self.world()}"
         )
 
     def open(self, vocabulary: Vocabulary, options: LoadOptions) -> Dataset:
@@ -120,9 +120,9 @@ class GeneratedDataset:
     def to_record(self) -> dict[str, Any]:
         """What `reopen` needs; deviations from CLEVR only if there are any."""
         counts = {"world_seed": self.world_seed, "split": self.split, "count": self.count}
-        return {**counts, **self.world(RELEASED_SIZE).deviations}
+        return {**counts, **self.world().deviations}
 
-    def world(self, size: tuple[int, int]) -> World:
+    def world(self, size: tuple[int, int] = RELEASED_SIZE) -> World:
         """The world, with images of this width and height."""
         width, height = size
         return World(
@@ -145,9 +145,7 @@ def reopen(metadata: Mapping[str, Any]) -> tuple[DiskDataset | GeneratedDataset,
             paths = {"data": Path(source["data"]), "images": images}
             types = metadata.get("question_types")
             return DiskDataset(**{**source, **paths}, question_types=types), subsets
-        # (What JSON has made a list of.)
-        tuples = {name: tuple(v) for name, v in source.items() if isinstance(v, list)}
-        return GeneratedDataset(**{**source, **tuples}), subsets
+        return GeneratedDataset(**source), subsets
     except (TypeError, ValueError, LookupError):
         raise InputError(
             "the run does not say where the data is that it was validated on; give `data`"

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from macnet import devices
 from macnet.checkpoint import RunLike, TrainedNetwork, load_trained
+from macnet.clevr.world import CLEVR_SETTINGS
 from macnet.data.dataset import Dataset, Subset
 from macnet.data.question_arrays import UNKNOWN
 from macnet.data.sources import DiskDataset, GeneratedDataset, LoadOptions, reopen
@@ -211,8 +212,7 @@ def _find_source(
         _check_input_kind(trained, pixels=True, where="the generated world")
         # An easier world, if it was validated in one.
         source = trained.metadata["data"]["val"].get("source", {})
-        names = ("num_objects", "families")
-        easier = {name: tuple(source[name]) for name in names if name in source}
+        easier = {name: source[name] for name in CLEVR_SETTINGS if name in source}
         return GeneratedDataset(world_seed, split, world_images, **easier), []
     if "source" in (metadata := trained.metadata["data"]["val"]):
         check_unused("there is neither `data` nor `world_images`")

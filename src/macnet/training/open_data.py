@@ -107,8 +107,8 @@ def _open_world(
         options.world_seed,
         "val",
         options.world_val_images,
-        check_num_objects(options.world_num_objects),
-        check_families(options.world_families),
+        options.world_num_objects,
+        options.world_families,
     )
     validated = val.open(words, load)
     if options.world_images is None:
