@@ -1,13 +1,12 @@
-"""Images rendered per second: by Triton kernels, by torch with compiled functions, and plain.
+"""Images rendered per second: by Triton kernels, and by torch.
 
     python benchmarks/render.py --device cuda --size 224x224 --out results/render_speed_h200.json
-    python benchmarks/render.py --device cuda --size 128x128 --backends triton plain
     python benchmarks/render.py --device cpu --scenes 60 --out results/render_speed_cpu.json
 
 Timed is all it takes from an array of scenes, as a `Stream` has them, to uint8 images on the
-device. "plain" is the torch renderer run eagerly; the ratios to it are measured in one run, after a
-check that all render the same. The first call is timed with empty caches of compiled code, and
-`kernel_milliseconds` are those of each kernel for all scenes, by CUDA's events.
+device. The ratio to the torch renderer is measured in one run, after a check that both render the
+same. The first call is timed with an empty cache of compiled kernels, and `kernel_milliseconds` are
+those of each kernel for all scenes, by CUDA's events.
 """
 
 from __future__ import annotations
@@ -55,43 +54,38 @@ def measure_cpu(scenes: list[Scene], size: tuple[int, int], quality: str, proces
         return len(scenes) / (time.perf_counter() - start)
 
 
-BACKENDS: dict[str, dict[str, Any]] = {
-    "triton": {"backend": "triton"},
-    "compiled": {"compile": True},
-    "plain": {},
-}
-
-
-def compare(scenes: np.ndarray, size: tuple[int, int], quality: str, name: str) -> dict[str, float]:
-    """Check that images are equal to plain ones up to rounding, but for a few pixels."""
-    plain, other = (render(scenes, *size, quality, "cuda", **BACKENDS[k]) for k in ("plain", name))
-    levels = (plain.images.int() - other.images.int()).abs()
+def compare(scenes: np.ndarray, size: tuple[int, int]) -> dict[str, float]:
+    """Check that both backends render the same up to rounding, but for a few pixels."""
+    torch_, triton = (
+        render(scenes, *size, device="cuda", backend=backend) for backend in get_args(Backend)
+    )
+    levels = (torch_.images.int() - triton.images.int()).abs()
     near = (levels <= 2).float().mean().item()
-    same = (plain.objects == other.objects).float().mean().item()
+    same = (torch_.objects == triton.objects).float().mean().item()
     error = levels.double().square().mean().item()
     psnr = 10 * math.log10(255**2 / max(error, 1e-9))
     if near < 0.995 or same < 0.999 or psnr < 45:
-        raise SystemExit(f"{name} images differ: {near:.4f} of levels are near, {psnr:.1f} dB")
-    return {"psnr_to_plain": round(psnr, 1), "equal_objects": round(same, 6)}
+        raise SystemExit(f"images differ: {near:.4f} of levels are near, {psnr:.1f} dB")
+    return {"psnr_to_torch": round(psnr, 1), "equal_objects": round(same, 6)}
 
 
 def measure_backend(
-    scenes: np.ndarray, size: tuple[int, int], quality: str, repeats: int, name: str
+    scenes: np.ndarray, size: tuple[int, int], quality: str, repeats: int, name: Backend
 ) -> dict[str, Any]:
     """Rates of one backend: the median, lowest and highest of several runs."""
 
     def seconds() -> float:
         start = time.perf_counter()
-        render(scenes, *size, quality, "cuda", **BACKENDS[name])
+        render(scenes, *size, quality, "cuda", backend=name)
         torch.cuda.synchronize()
         return time.perf_counter() - start
 
     first = seconds()
-    alike = compare(scenes[:64], size, quality, name) if name != "plain" else {}
+    alike = compare(scenes[:64], size) if name == "triton" else {}
     seconds()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    kept = render(scenes, *size, quality, "cuda", **BACKENDS[name])
+    kept = render(scenes, *size, quality, "cuda", backend=name)
     outputs = sum(column.numel() * column.element_size() for column in kept)
     # Torch concatenates parts, which needs the outputs twice; all beyond that is scratch memory.
     copies = 1 if name == "triton" else 2
@@ -155,24 +149,20 @@ def measure_visibility(scenes: np.ndarray, size: tuple[int, int], repeats: int) 
 
 
 def measure_cuda(
-    scenes: np.ndarray, size: tuple[int, int], quality: str, repeats: int, backends: list[str]
+    scenes: np.ndarray, size: tuple[int, int], quality: str, repeats: int
 ) -> dict[str, Any]:
+    if quality != "fast":
+        return {"torch": measure_backend(scenes, size, quality, repeats, "torch")}
     numbers: dict[str, Any] = {}
-    # (An empty cache for Triton, and for what torch.compile makes.)
     with tempfile.TemporaryDirectory() as cache:
-        os.environ |= {"TRITON_CACHE_DIR": f"{cache}/triton", "TORCHINDUCTOR_CACHE_DIR": cache}
-        for name in backends:
+        os.environ["TRITON_CACHE_DIR"] = cache
+        for name in get_args(Backend):
             numbers[name] = measure_backend(scenes, size, quality, repeats, name)
             print(name, numbers[name], flush=True)
-        if "triton" in backends:
-            numbers["triton"]["kernel_milliseconds"] = time_kernels(scenes, size, repeats)
-            numbers["visibility_tests_per_second"] = measure_visibility(scenes, size, repeats)
-    if "plain" in backends:
-        plain = numbers["plain"]["images_per_second"]
-        for name in backends:
-            ratio = numbers[name]["images_per_second"] / plain
-            numbers[name]["over_plain"] = round(ratio, 2)
-    return numbers
+        numbers["triton"]["kernel_milliseconds"] = time_kernels(scenes, size, repeats)
+        numbers["visibility_tests_per_second"] = measure_visibility(scenes, size, repeats)
+    rates = [numbers[name]["images_per_second"] for name in ("triton", "torch")]
+    return {**numbers, "triton_over_torch": round(rates[0] / rates[1], 1)}
 
 
 def main() -> None:
@@ -182,7 +172,6 @@ def main() -> None:
     parser.add_argument("--quality", default="fast")
     parser.add_argument("--scenes", type=int, default=1024)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--backends", nargs="+", choices=BACKENDS, help="on CUDA; all by default")
     parser.add_argument("--processes", type=int, default=2, help="on a CPU")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -190,13 +179,8 @@ def main() -> None:
     scenes = sample(args.scenes)
     numbers = {"size": args.size, "quality": args.quality, "scenes": args.scenes}
     if args.device == "cuda":
-        can = [name for name in BACKENDS if name != "triton" or args.quality == "fast"]
         numbers |= measure_cuda(
-            scenes_to_array(scenes),
-            (width, height),
-            args.quality,
-            args.repeats,
-            args.backends or can,
+            scenes_to_array(scenes), (width, height), args.quality, args.repeats
         )
     else:
         rate = measure_cpu(scenes, (width, height), args.quality, args.processes)

@@ -1,7 +1,7 @@
 """Questions per second of training as users run it, beside the bare step, in one run.
 
     python benchmarks/training.py --cache CACHE --out results/training_speed_h200.json
-    python benchmarks/training.py --cache CACHE --stream --compile --workers 15 --out …
+    python benchmarks/training.py --cache CACHE --stream --workers 15 --out …
 
 MAC is trained from pixels by the fast recipe. The bare step is that of benchmarks/model.py, always
 on the same batch. "Training" is the median over the lines of a run's log; "in all" counts
@@ -84,7 +84,7 @@ def main(args: argparse.Namespace) -> None:
         recipe_changes={"epochs": args.epochs, "validate_every": 1},
     )
     recipe = plan.recipe
-    options = {"device": DEVICE, "workers": args.workers, "compile": args.compile}
+    options = {"device": DEVICE, "workers": args.workers}
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         Trainer(run, plan, training_data, **options).train()
@@ -136,7 +136,6 @@ if __name__ == "__main__":
     parser.add_argument("--epochs", type=float, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--stream", action="store_true", help="train on the endless world")
-    parser.add_argument("--compile", action="store_true", help="compile its renderer")
     parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--out", type=Path)
     main(parser.parse_args())

@@ -13,17 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torch import Tensor
 
-from macnet.clevr import fuse
+from macnet.clevr import columns
 from macnet.clevr.camera import project
-from macnet.clevr.fuse import compiled
-from macnet.clevr.pairs import pixel_candidates
 from macnet.clevr.quality import QUALITIES
-from macnet.clevr.render import Rendering, _build, _first_hits, _pixel_centers, all_visible, render
+from macnet.clevr.render import Rendering, all_visible, render
 from macnet.clevr.scene import DIRECTIONS, Object, Scene, from_record, sample_scenes
-from macnet.clevr.scene_array import scenes_to_array
-from macnet.clevr.surface import Hits
 from real_clevr import real_clevr
 
 RIGHT, BEHIND = np.array(DIRECTIONS["right"]), np.array(DIRECTIONS["behind"])
@@ -313,7 +308,7 @@ def test_threads_change_nothing_and_neither_does_the_second_time(quality: str) -
 def test_the_size_of_blocks_changes_nothing(quality: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scenes = sample(16, 2)
     at_once = render(scenes, 96, 64, quality)
-    monkeypatch.setattr(fuse, "BLOCK_SIZE", 320)
+    monkeypatch.setattr(columns, "BLOCK_SIZE", 320)
     assert_same(render(scenes, 96, 64, quality), at_once)
 
 
@@ -534,27 +529,3 @@ def test_a_gpu_finds_the_same_scenes_visible() -> None:
 def test_a_gpu_renders_the_same_bytes_twice() -> None:
     scenes = sample(14, 50)
     assert_same(render(scenes, 224, 224, device="cuda"), render(scenes, 224, 224, device="cuda"))
-
-
-@pytest.mark.gpu
-@needs_cuda
-@pytest.mark.filterwarnings("default")  # of the compiler's own
-def test_compiled_or_not_rays_meet_the_same_bodies_at_the_same_points() -> None:
-    """The part of the renderer that compiles soonest; `benchmarks/render.py` compares pictures."""
-
-    def first_hits(wanted: bool) -> tuple[Tensor, Hits]:
-        bodies, cameras = _build(scenes_to_array(sample(15, 20)), torch.device("cuda"))
-        middles = _pixel_centers(20, 224, 224, torch.device("cuda"))
-        pairs = pixel_candidates(bodies, cameras, 224, 224)
-        with compiled(wanted):
-            return _first_hits(bodies, cameras, middles, *pairs)
-
-    (hit, plain), (found, fused), (again, repeated) = map(first_hits, (False, True, True))
-    assert torch.equal(found, again)
-    assert all(map(torch.equal, fused, repeated))
-    shown, shown_compiled = (torch.full((20 * 224 * 224,), -1, device="cuda") for _ in range(2))
-    shown[hit], shown_compiled[found] = plain.body, fused.body
-    assert (shown == shown_compiled).float().mean() >= 0.9999
-    same = shown[hit] == shown_compiled[hit]
-    at_both = torch.isin(found, hit[same])
-    torch.testing.assert_close(fused.point[:, at_both], plain.point[:, same], atol=1e-3, rtol=1e-3)

@@ -253,7 +253,6 @@ def test_bad_options(
         ("--split val", "--split is given, but there is no DATA"),
         ("--replay x", "--replay is given, but there is no DATA"),
         ("--min-count 3", "--min-count is given, but there is no DATA"),
-        ("--world-images 3 --compile", "--compile is for a world without an end; give no --world"),
         ("--subset-questions 0.1 --world-val-images 1 --size 24x16", "--subset-questions is given"),
         ("--world-val-images 0", "0 images of 'val' are asked for; one is the least"),
         ("--size 8x8", "--size is 8x8; it must be at least 24x16"),

@@ -14,6 +14,11 @@ Backend = Literal["torch", "triton"]
 MIN_TRITON = (3, 4)  # the first that compiles the kernels
 
 
+def fastest_backend(device: torch.device, quality: str = "fast") -> Backend:
+    """Triton's kernels where they can render in this quality, else torch."""
+    return "torch" if _missing_for_triton(device, quality) else "triton"
+
+
 def check_backend(backend: str, device: torch.device, quality: str = "fast") -> None:
     """Raise `InputError` if a backend does not exist, or cannot render in this quality here."""
     if backend not in get_args(Backend):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from macnet.clevr.fuse import fused
+from macnet.clevr.columns import columnwise
 from macnet.clevr.pairs import (
     Neighbors,
     Spans,
@@ -128,7 +128,7 @@ class Candidates(NamedTuple):
     point: Tensor  # (3, n)
 
 
-@fused(2)
+@columnwise(2)
 def _may_occlude(bodies: Bodies, lights: Lights, candidates: Candidates, body: Tensor) -> Tensor:
     point = Vec.unstack(candidates.point)
     direction = normalize(take_vec(lights.location, candidates.light) - point)
@@ -136,7 +136,7 @@ def _may_occlude(bodies: Bodies, lights: Lights, candidates: Candidates, body: T
     return near_sphere(bodies, body, margin, point, direction)
 
 
-@fused(1)
+@columnwise(1)
 def _shadow_share(
     bodies: Bodies, lights: Lights, candidates: Candidates, occluding: Tensor
 ) -> Tensor:
@@ -223,7 +223,6 @@ def _shadow_spans(bodies: Bodies, lights: Lights, resolution: int) -> tuple[Span
     return remove_spans(spans, k, umbra), umbra
 
 
-@fused()
 def _cast_boxes(
     bodies: Bodies, lights: Lights, resolution: int, is_turned: bool, margin: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -241,7 +240,7 @@ def _texel_center(k: Tensor, resolution: int) -> Tensor:
     return (k + 0.5) * (2 * MAP_HALF / resolution) - MAP_HALF
 
 
-@fused(2)
+@columnwise(2)
 def _ground_candidates(
     light: Tensor,
     body: Tensor,
@@ -258,7 +257,6 @@ def _ground_candidates(
     return Candidates(light, body, point), start + column
 
 
-@fused()
 def average_3x3(padded: Tensor) -> Tensor:
     """Averages of 3 × 3 texels: (..., r + 2, r + 2) → (..., r, r)."""
     # On a CPU, `avg_pool2d` takes five times as long.
@@ -321,7 +319,7 @@ def body_shadows(bodies: Bodies, lighting: Lighting, body: Tensor, point: Tensor
     return shares.view(4, -1)
 
 
-@fused(2)
+@columnwise(2)
 def _body_candidates(
     light: Tensor,
     occluder: Tensor,

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from macnet.clevr.columns import concatenate
-from macnet.clevr.fuse import fused
+from macnet.clevr.columns import columnwise, concatenate
 from macnet.clevr.shapes import MAX_GAP, Bodies, Cameras
 from macnet.clevr.vector import Vec, dot, take_vec
 
@@ -26,7 +25,6 @@ def expand_counts(counts: Tensor, first: Tensor | int = 0) -> tuple[Tensor, Tens
     return owner, _rank(counts.cumsum(0) - counts - first, owner)
 
 
-@fused()
 def _rank(start: Tensor, owner: Tensor) -> Tensor:
     return torch.arange(owner.shape[0], device=owner.device) - start.index_select(0, owner)
 
@@ -64,7 +62,7 @@ def clip_to_boxes(spans: Spans, x: Tensor, y: Tensor, is_clipped: Tensor) -> Spa
     return spans._replace(first=first, length=last - first)
 
 
-@fused(4)
+@columnwise(4)
 def _clip(
     x: Tensor,
     y: Tensor,
@@ -118,7 +116,6 @@ def find_neighbors(bodies: Bodies) -> Neighbors:
     return Neighbors(body, other + (other >= body), num_others, num_others.cumsum(0) - num_others)
 
 
-@fused()
 def _sort_key(t: Tensor) -> Tensor:
     return (t.view(torch.int32).long() << 32) | torch.arange(t.shape[0], device=t.device)
 
@@ -181,7 +178,6 @@ def pixel_candidates(
     return pixel, spans.rectangle.index_select(0, span)
 
 
-@fused()
 def _project_boxes(
     bodies: Bodies, cameras: Cameras, width: int, height: int, is_turned: bool, margin: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from macnet.clevr.backend import Backend, check_backend
-from macnet.clevr.fuse import compiled, fused
+from macnet.clevr.columns import columnwise
 from macnet.clevr.light import BLUR_SIZE
 from macnet.clevr.pairs import nearest_hits, pixel_candidates
 from macnet.clevr.quality import QUALITIES, Quality
@@ -35,7 +35,7 @@ from macnet.clevr.surface import (
 from macnet.clevr.vector import Vec, normalize, take, take_vec
 
 FILTER_WIDTH = 1.5  # of the pixel filter, in pixels: the release's images are a little soft
-# Traced at once: as many as suit a CPU's caches, or take about 2 GB on a GPU, compiled.
+# Traced at once: as many as suit a CPU's caches, or take a few GB on a GPU.
 MAX_RAYS = {"cpu": 400_000, "cuda": 62_000_000}
 
 
@@ -57,13 +57,11 @@ def render(
     quality: str = "fast",
     device: torch.device | str = "cpu",
     *,
-    compile: bool = False,
     backend: Backend = "torch",
 ) -> Rendering:
     """Render scenes, given as a list or as an array of `SCENE_DTYPE`.
 
-    `compile` pays on CUDA for many thousands of images; it takes minutes at first. It is for the
-    backend "torch"; "triton" renders in fast quality on CUDA, and compiles in seconds.
+    The backend "triton" is for fast quality on CUDA; it is many times faster there.
     """
     if not len(scenes):
         raise ValueError("there is no scene to render")
@@ -74,9 +72,7 @@ def render(
         array = scenes_to_array(scenes)
         return Rendering(*launch.render(array, width, height, torch.device(device)))
     rays = round(width * height * QUALITIES[quality].rays_per_pixel)
-    # In inference mode, an operation starts a little sooner: a tenth of the time on a CPU. Code is
-    # compiled without it, always in the same mode: once for each would take minutes more.
-    with compiled(compile), torch.no_grad() if compile else torch.inference_mode():
+    with torch.inference_mode():  # operations start a little sooner: a tenth of the time on a CPU
         parts = [
             _render(part, width, height, QUALITIES[quality], torch.device(device))
             for part in _split_scenes(scenes_to_array(scenes), rays, torch.device(device))
@@ -178,7 +174,7 @@ def _camera_rays(cameras: Cameras, scene: Tensor, x: Tensor, y: Tensor) -> tuple
     return origin, normalize(forward + right.times(2 * x - 1) + up.times(1 - 2 * y))
 
 
-@fused(2)
+@columnwise(2)
 def _intersect(
     bodies: Bodies, cameras: Cameras, samples: Samples, sample: Tensor, body: Tensor
 ) -> Tensor:
@@ -186,7 +182,7 @@ def _intersect(
     return intersect(bodies, body, *_camera_rays(cameras, scene, x, y))
 
 
-@fused(2)
+@columnwise(2)
 def _hits(
     cameras: Cameras, samples: Samples, t: Tensor, body: Tensor, hit: Tensor, pair: Tensor
 ) -> Hits:
@@ -196,7 +192,7 @@ def _hits(
     return Hits(body.index_select(0, pair), point.stack(), direction.stack())
 
 
-@fused(3)
+@columnwise(3)
 def _backdrop(batch: SceneBatch, cameras: Cameras, scene: Tensor, x: Tensor, y: Tensor) -> Tensor:
     x, y = ground_point(*_camera_rays(cameras, scene, x, y))
     return ground_radiance(batch, scene, x, y, cove_on_ground(x, y)).stack()
@@ -294,7 +290,6 @@ def _supersample(
     return samples, sample, body.index_select(0, kept).repeat(grid * grid)
 
 
-@fused()
 def _to_srgb(radiance: Tensor) -> Tensor:
     """(3, n) linear radiance → (n, 3) uint8 sRGB."""
     curve = radiance.clamp(min=1e-9).pow_(1 / 2.4).mul_(1.055).sub_(0.055)

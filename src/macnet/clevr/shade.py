@@ -8,8 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from macnet.clevr.columns import concatenate, split
-from macnet.clevr.fuse import fused
+from macnet.clevr.columns import columnwise, concatenate, split
 from macnet.clevr.light import body_shadows
 from macnet.clevr.pairs import expand_counts, nearest_hits
 from macnet.clevr.shapes import Bodies, intersect, near_sphere
@@ -26,13 +25,13 @@ from macnet.clevr.surface import (
 from macnet.clevr.vector import take_vec
 
 
-@fused(2)
+@columnwise(2)
 def _is_near(bodies: Bodies, others: Tensor, rays: Rays, ray: Tensor, pair: Tensor) -> Tensor:
     other = others.index_select(0, pair)
     return near_sphere(bodies, other, 0.0, take_vec(rays.point, ray), take_vec(rays.direction, ray))
 
 
-@fused(1)
+@columnwise(1)
 def _intersect_neighbors(
     bodies: Bodies, others: Tensor, rays: Rays, ray: Tensor, pair: Tensor, close: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:

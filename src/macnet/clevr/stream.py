@@ -17,15 +17,13 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 
+from macnet.clevr.backend import fastest_backend
 from macnet.clevr.questions import IMAGES_PER_BLOCK
 from macnet.clevr.render import all_visible, render
 from macnet.clevr.scene_array import SCENE_DTYPE
 from macnet.clevr.world import Encode, World, encode_questions, sample_candidates
 from macnet.workers import pool
 
-# Blocks that are rendered together. Images are reproducible only in the same group, so this is not
-# a setting; a GPU should have more to do at once, and a CPU should not delay the first block.
-BLOCKS_PER_RENDER = {"cpu": 1, "cuda": 4}
 # Pending blocks per worker: enough that none is idle while the device renders.
 BLOCKS_AHEAD = 4
 
@@ -50,12 +48,12 @@ class Stream:
 
     A new stream with `position=stream.position` continues exactly where an old one stopped. Blocks
     do not depend on the number of workers. Several streams can share a split: with shard (k, n), a
-    stream yields every n-th group of blocks from the k-th on.
+    stream yields every n-th block from the k-th on.
 
     Workers, if any, sample objects and generate questions ahead of time. The device is used by the
     caller's thread alone, and only inside `next`, so it may capture graphs or train meanwhile.
     `encode` is called in the workers, with the questions of a block, and only what it returns is
-    sent back. `compile` makes rendering on CUDA several times faster, but takes minutes at first.
+    sent back.
     """
 
     def __init__(
@@ -68,21 +66,21 @@ class Stream:
         device: torch.device | str = "cpu",
         workers: int = 0,
         encode: Encode | None = None,
-        compile: bool = False,
     ) -> None:
         if position < 0 or not 0 <= shard[0] < shard[1]:
             raise ValueError(f"there is no block {position} of shard {shard[0]} of {shard[1]}")
         self.world, self.split, self.device = world, split, torch.device(device)
-        self.encode, self.compile = encode, compile
+        self.encode = encode
         self.position = position
         """Number of blocks yielded so far."""
 
-        self._shard, self._group = shard, BLOCKS_PER_RENDER[self.device.type]
+        self._shard = shard
+        self._backend = fastest_backend(self.device, world.quality)
+        self._visible_backend = fastest_backend(self.device)  # the test knows no quality
         self._resources = ExitStack()
         self._executor = self._resources.enter_context(pool(workers))
         self._ahead = BLOCKS_AHEAD * workers
         self._pending: deque[_PendingBlock] = deque()
-        self._rendered: deque[Block] = deque()
         self._restart()
         weakref.finalize(self, self._resources.close)  # a program may exit without closing it
 
@@ -91,34 +89,28 @@ class Stream:
 
     def __next__(self) -> Block:
         try:
-            if not self._rendered:
-                self._rendered.extend(self._render_next()[self.position % self._group :])
+            block = self._render_next()
         except BaseException:
             self._restart()
             raise
         self.position += 1
-        return self._rendered.popleft()
+        return block
 
     def _restart(self) -> None:
         """Start again at the position: interrupted blocks cannot be continued."""
         self._pending.clear()
-        self._rendered.clear()
-        self._started = self.position - self.position % self._group
+        self._started = self.position
 
-    def _render_next(self) -> list[Block]:
-        """Render the next group of blocks."""
-        ready = [self._next_ready() for _ in range(self._group)]
+    def _render_next(self) -> Block:
+        ready, world = self._next_ready(), self.world
         self._schedule()
-        world = self.world
         images, objects, _ = render(
-            np.concatenate([block.scenes for block in ready]),
-            world.width, world.height, world.quality, self.device, compile=self.compile,
-        )  # fmt: skip
-        parts = zip(images.split(IMAGES_PER_BLOCK), objects.split(IMAGES_PER_BLOCK), strict=True)
-        return [
-            Block(block.number, block.scenes, *part, block.task.result())
-            for block, part in zip(ready, parts, strict=True)
-        ]
+            ready.scenes,
+            *(world.width, world.height, world.quality),
+            self.device,
+            backend=self._backend,
+        )
+        return Block(ready.number, ready.scenes, images, objects, ready.task.result())
 
     def _next_ready(self) -> _PendingBlock:
         """Wait for the next block, whose scenes are placed and questions generated."""
@@ -132,8 +124,8 @@ class Stream:
         return self._pending.popleft()
 
     def _start_block(self) -> None:
-        group, k = divmod(self._started, self._group)
-        number = (group * self._shard[1] + self._shard[0]) * self._group + k
+        k, n = self._shard
+        number = self._started * n + k
         self._pending.append(
             _PendingBlock(self.world, self.split, number, self.encode, self._executor)
         )
@@ -147,9 +139,14 @@ class Stream:
         if unchecked:
             candidates = [block.task.result() for block in unchecked]
             ends = np.cumsum([len(few) for few in candidates])
-            size = self.world.width, self.world.height
-            visible = np.array(all_visible(np.concatenate(candidates), *size, self.device))
-            for block, verdicts in zip(unchecked, np.split(visible, ends[:-1]), strict=True):
+            visible = all_visible(
+                np.concatenate(candidates),
+                *(self.world.width, self.world.height),
+                self.device,
+                backend=self._visible_backend,
+            )
+            parts = np.split(np.array(visible), ends[:-1])
+            for block, verdicts in zip(unchecked, parts, strict=True):
                 block.accept_visible(verdicts)
 
     def close(self) -> None:

@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from macnet.clevr.columns import concatenate, split
-from macnet.clevr.fuse import fused
+from macnet.clevr.columns import columnwise, concatenate, split
 from macnet.clevr.light import (
     MAP_HALF,
     Lighting,
@@ -168,7 +167,7 @@ def environment(batch: SceneBatch, groups: Sequence[Rays]) -> list[Tensor]:
     return [dark.repeat(3, 1).index_copy_(1, k, part) for dark, k, part in seen]
 
 
-@fused(2)
+@columnwise(2)
 def _environment_points(batch: SceneBatch, rays: Rays, body: Tensor) -> tuple[GroundPoints, Tensor]:
     """Where rays that leave bodies meet the ground, and the radiance if they do not."""
     origin, direction = Vec.unstack(rays.point), Vec.unstack(rays.direction)
@@ -179,7 +178,7 @@ def _environment_points(batch: SceneBatch, rays: Rays, body: Tensor) -> tuple[Gr
     return GroundPoints(scene, x, y, cove_on_ground(x, y)), sky
 
 
-@fused(4)
+@columnwise(4)
 def _ground_at(batch: SceneBatch, scene: Tensor, x: Tensor, y: Tensor, cove: Tensor) -> Tensor:
     return ground_radiance(batch, scene, x, y, cove).stack()
 
@@ -217,7 +216,7 @@ def multiply(color: Vec, light: Vec) -> Vec:
     return Vec(color.x * light.x, color.y * light.y, color.z * light.z)
 
 
-@fused(1)
+@columnwise(1)
 def rubber_rays(bodies: Bodies, hits: Hits, k: Tensor) -> tuple[Rays, Tensor]:
     """Rays mirrored by rubber at the hits with index k, and the normals there, (3, n)."""
     body = hits.body.index_select(0, k)
@@ -226,7 +225,7 @@ def rubber_rays(bodies: Bodies, hits: Hits, k: Tensor) -> tuple[Rays, Tensor]:
     return Rays(body, point.stack(), reflect(direction, n).stack()), n.stack()
 
 
-@fused(4)
+@columnwise(4)
 def shade_rubber(
     batch: SceneBatch,
     hits: Hits,
@@ -279,7 +278,7 @@ def brush_pattern(rays: int) -> list[tuple[float, float]]:
     return pattern
 
 
-@fused(1)
+@columnwise(1)
 def metal_highlights(
     batch: SceneBatch, hits: Hits, shadows: Tensor, brushed_rays: int, k: Tensor
 ) -> tuple[Tensor, Rays, Tensor]:

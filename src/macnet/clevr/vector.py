@@ -1,6 +1,6 @@
 """3D vectors whose coordinates are separate tensors of n values each.
 
-They are not stacked, so that a compiler can fuse whole formulas into one kernel. Tables of vectors
+They are not stacked, so that each coordinate is computed only where it is needed. Tables of vectors
 are (3, n) tensors.
 """
 
@@ -25,7 +25,7 @@ class Vec:
         return Vec(self.x - other.x, self.y - other.y, self.z - other.z)
 
     def times(self, factor: Tensor | float) -> Vec:
-        """Multiply by scalars. (`*` with a tensor would not compile.)"""
+        """Multiply by scalars."""
         return Vec(self.x * factor, self.y * factor, self.z * factor)
 
     @classmethod

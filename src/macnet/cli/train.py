@@ -21,8 +21,7 @@ MANY_WEIGHTS = 5_000_000  # of which a CPU would take days to learn anything
 ADVANCED = (
     *("val_split", "val_images", "vocabulary", "tokenizer", "min_count", "skip_missing"),
     *("replay_share", "world_seed", "world_val_images", "world_num_objects", "world_families"),
-    *("compile", "subset_images"),
-    *("save_every", "capture", "model", "recipe_changes"),
+    *("subset_images", "save_every", "capture", "model", "recipe_changes"),
 )
 """Arguments that only `--help-all` shows."""
 METAVARS = {

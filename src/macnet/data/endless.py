@@ -2,9 +2,7 @@
 
     if __name__ == "__main__":  # workers are spawned, and import this file again
         world, vocabulary = World(seed=1, width=128, height=128), Vocabulary.build(world_texts())
-        with EndlessBatches(
-            world, vocabulary, images=64, device="cuda", workers=15, compile=True
-        ) as batches:
+        with EndlessBatches(world, vocabulary, images=64, device="cuda", workers=15) as batches:
             for batch in batches:
                 ...
 
@@ -19,7 +17,7 @@ from collections.abc import Iterator
 import torch
 
 from macnet.clevr.questions import IMAGES_PER_BLOCK
-from macnet.clevr.stream import BLOCKS_PER_RENDER, Block, Stream
+from macnet.clevr.stream import Block, Stream
 from macnet.clevr.world import World
 from macnet.data.batches import Batch, BatchSource, batch_of
 from macnet.data.block_encoder import BlockEncoder
@@ -42,9 +40,9 @@ class EndlessBatches(BatchSource):
 
     It can be resumed anywhere: with the same settings and `position=batches.position`, another
     continues exactly as this one would have, whatever the number of workers. Of n data-parallel
-    shards, the k-th takes the k-th group of blocks of every n, so that none takes what another
-    does. A question's `question_index` is its image's index times the questions per image, plus its
-    place among those.
+    shards, the k-th takes the k-th block of every n, so that none takes what another does. A
+    question's `question_index` is its image's index times the questions per image, plus its place
+    among those.
 
     A thread uses the device ahead of the caller: a CUDA graph must be captured with
     `capture_error_mode="thread_local"`, or the capture fails.
@@ -61,7 +59,6 @@ class EndlessBatches(BatchSource):
         workers: int = 0,
         shard: tuple[int, int] = (0, 1),
         position: int = 0,
-        compile: bool = False,
     ) -> None:
         if images < 1 or position < 0:
             raise ValueError(f"there is no batch {position} of {images} images")
@@ -80,10 +77,9 @@ class EndlessBatches(BatchSource):
             device=device,
             workers=workers,
             encode=encoder,
-            compile=compile,
         )
-        # Enough batches are ready that none is missing while the next group of blocks is rendered.
-        depth = max(2, BLOCKS_PER_RENDER[device.type] * IMAGES_PER_BLOCK // images)
+        # Enough batches are ready that none is missing while the next blocks are rendered.
+        depth = max(2, 4 * IMAGES_PER_BLOCK // images)
         cut = _cut(self._stream, encoder, images, skipped)
         self._source = Prefetcher(cut, device, depth=depth)
 

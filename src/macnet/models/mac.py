@@ -11,7 +11,7 @@ Start here. The cell's units have files of their own, as they have sections: `co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
 import torch
@@ -29,6 +29,7 @@ from macnet.models.encoders import (
     QuestionEncoder,
     question_size,
 )
+from macnet.models.kernels.streams import SideStream
 from macnet.models.layers import Linear, apply_mask, variational_dropout_mask
 from macnet.models.read import READS
 from macnet.models.units import Past, State
@@ -78,6 +79,7 @@ class CellInputs(NamedTuple):
     question: EncodedQuestion
     knowledge: KnowledgeBase
     dropout: StateDropout
+    before_reading: Callable[[], None]  # waits for the knowledge base
 
 
 class MACCell(nn.Module):
@@ -92,12 +94,13 @@ class MACCell(nn.Module):
 
     def forward(self, past: Past, inputs: CellInputs) -> list[StepTrace]:
         """Compute the steps, and append their states to the past."""
-        question, knowledge, dropout = inputs
+        question, knowledge, dropout, before_reading = inputs
         c0 = past[-1].control
         c, cv = self.control(c0, question)  # (steps, B, d), and (B, S) of each
         controls = queries = c.unbind()
         if self.write.uses_query:
             queries = self.control.queries(torch.cat([c0[None], c[:-1]]), question).unbind()
+        before_reading()
         read = self.read.prepare(knowledge, dropout.of_control(c))
         write = self.write.prepare()
         traces = []
@@ -110,7 +113,8 @@ class MACCell(nn.Module):
 
     def literal(self, past: Past, inputs: CellInputs) -> list[StepTrace]:
         """The same as printed in the paper: step by step, a knowledge base for each question."""
-        question, knowledge, dropout = inputs
+        question, knowledge, dropout, before_reading = inputs
+        before_reading()
         knowledge = _repeat_for_questions(knowledge, len(question.q))
         traces = []
         for i in range(self.steps):
@@ -134,7 +138,8 @@ class SingleStateCell(MACCell):
 
     def forward(self, past: Past, inputs: CellInputs) -> list[StepTrace]:
         """Compute the steps, and append their states to the past."""
-        question, knowledge, dropout = inputs
+        question, knowledge, dropout, before_reading = inputs
+        before_reading()
         control, write = self.control.prepare(question), self.write.prepare()
         traces = []
         for i in range(self.steps):
@@ -175,9 +180,17 @@ class Reasoner(nn.Module):
         self.cells = cast(Sequence[MACCell | SingleStateCell], cells)  # they have no types there
 
     def forward(
-        self, question: EncodedQuestion, knowledge: KnowledgeBase, *, literal: bool = False
+        self,
+        question: EncodedQuestion,
+        knowledge: KnowledgeBase,
+        *,
+        before_reading: Callable[[], None] = lambda: None,
+        literal: bool = False,
     ) -> tuple[Tensor, list[StepTrace]]:
-        """The final memory m_p (B, d), and the trace of each step."""
+        """The final memory m_p (B, d), and the trace of each step.
+
+        `before_reading` is called before the knowledge base is first used.
+        """
         q, k = question.q, knowledge.elements
         check_group_sizes(len(q), len(k))
         is_pad = knowledge.is_pad
@@ -202,7 +215,7 @@ class Reasoner(nn.Module):
         )
         past, traces = [State(c0, m0)], list[StepTrace]()
         question = question._replace(q=self.cells[0].control.project_question(q))
-        inputs = CellInputs(question, knowledge, dropout)
+        inputs = CellInputs(question, knowledge, dropout, before_reading)
         for cell in self.cells:
             traces += cell.literal(past, inputs) if literal else cell(past, inputs)
         return past[-1].memory, traces
@@ -268,6 +281,14 @@ class MACNetwork(nn.Module):
         if questions.dim() != 2:
             raise InputError(f"questions are {tuple(questions.shape)}; they must be (B, words)")
         check_group_sizes(len(questions) if questions.numel() else 0, len(images))
-        question, knowledge = self.question(questions), self.image(images)
-        memory, steps = self.reasoner(question, knowledge, literal=literal)
+        # Controls depend on the question alone: they are computed beside the knowledge base.
+        with SideStream(images.device) as side:
+            knowledge = self.image(images)
+        question = self.question(questions)
+        memory, steps = self.reasoner(
+            question,
+            knowledge,
+            before_reading=lambda: side.join(knowledge.elements),
+            literal=literal,
+        )
         return self.output(question.q, memory), steps

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from macnet.models.kernels.streams import run_side_by_side
 
 MOMENTUM = 0.95
 # An odd polynomial that, applied five times, brings singular values from a hundredth on to about 1;
@@ -40,18 +43,24 @@ class Muon(torch.optim.AdamW):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Make a step with the gradients of the weights."""
         # Matrices of one shape, or its transpose, are made orthogonal together.
-        same_shape = defaultdict[torch.Size, list[tuple[nn.Parameter, Tensor]]](list)
+        same_shape = defaultdict[torch.Size, list[nn.Parameter]](list)
         for weight in self._matrices:
             if weight.grad is not None:
-                wide = _wide(stacked(self._nesterov(weight, weight.grad)))
-                same_shape[wide.shape[1:]].append((weight, wide))
-        for shape, group in same_shape.items():
-            steps = orthogonalize(torch.cat([wide for _, wide in group]))
-            sizes = [len(wide) for _, wide in group]
-            for (weight, _), step in zip(group, steps.split(sizes), strict=True):
-                self._update(weight, step, ADAM_RMS * math.sqrt(shape[1]))
-                weight.grad = None  # what is left is AdamW's
+                same_shape[_wide(stacked(weight)).shape[1:]].append(weight)
+        groups = [partial(self._step_together, group) for group in same_shape.values()]
+        if groups:
+            run_side_by_side(groups, self._matrices[0].device)
+        for weight in self._matrices:
+            weight.grad = None  # what is left is AdamW's
         super().step()
+
+    def _step_together(self, weights: Sequence[nn.Parameter]) -> None:
+        """Make the steps of matrices of one shape, or its transpose."""
+        wide = [_wide(stacked(self._nesterov(weight))) for weight in weights]
+        steps = orthogonalize(torch.cat(wide))
+        length = ADAM_RMS * math.sqrt(steps.shape[2])
+        for weight, step in zip(weights, steps.split([*map(len, wide)]), strict=True):
+            self._update(weight, step, length)
 
     def _update(self, weight: nn.Parameter, step: Tensor, length: float) -> None:
         rate, decay = self.param_groups[0]["lr"], self.param_groups[0]["weight_decay"]
@@ -61,9 +70,10 @@ class Muon(torch.optim.AdamW):
         step = step if own.shape == step.shape else step.mT
         weight.sub_(step.reshape(weight.shape) * (rate * length))
 
-    def _nesterov(self, weight: nn.Parameter, gradient: Tensor) -> Tensor:
+    def _nesterov(self, weight: nn.Parameter) -> Tensor:
         """Nesterov's momentum, updated by the gradient."""
-        state = self.state[weight]
+        state, gradient = self.state[weight], weight.grad
+        assert gradient is not None
         if not state:
             state["momentum"] = torch.zeros_like(weight)
         momentum: Tensor = state["momentum"].lerp_(gradient, 1 - MOMENTUM)

@@ -26,8 +26,8 @@ Location = str | PathLike[str]
 
 
 WORLD_OPTIONS = (
-    *("world_seed", "world_images", "world_val_images", "world_num_objects", "world_families"),
-    "compile",
+    *("world_seed", "world_images", "world_val_images"),
+    *("world_num_objects", "world_families"),
 )
 DISK_OPTIONS = (
     *("split", "val", "val_split", "images", "val_images", "vocabulary", "tokenizer", "min_count"),
@@ -55,7 +55,6 @@ class DataOptions:
     world_val_images: int = 1000
     world_num_objects: tuple[int, int] = (MIN_OBJECTS, MAX_OBJECTS)
     world_families: tuple[str, ...] = ()
-    compile: bool = False
     subset_questions: float | None = None
     subset_images: float | None = None
     validate_on: int | None = None
@@ -71,8 +70,6 @@ class DataOptions:
             raise InputError(f"`replay_share` is {self.replay_share}; it must lie between 0 and 1")
         if self.subset_questions is not None and self.subset_images is not None:
             raise InputError("`subset_questions` and `subset_images` are given; choose one")
-        if self.compile and self.world_images is not None:
-            raise InputError("`compile` is for a world without an end; give no `world_images`")
 
     def check_unused(self, names: Collection[str], why: str) -> None:
         """Check that options which mean nothing now are as they are by default."""

@@ -20,6 +20,7 @@ from macnet import distributed
 from macnet.checkpoint import check_tensors
 from macnet.data.batches import Batch, BatchSource
 from macnet.errors import InputError
+from macnet.models.kernels.streams import HIGH
 from macnet.models.objectives import LossSums
 from macnet.models.recipe import Recipe
 from macnet.training.augment import augment
@@ -76,6 +77,8 @@ class Learner:
                 self._ema = WeightEMA([*self._weights.values()], recipe.ema)
         self._meters = torch.zeros(len(Meters._fields), dtype=torch.float64, device=device)
         self._capture = capture and device.type == "cuda"
+        # What will be captured must not have run on the stream that everybody uses.
+        self._stream = torch.cuda.Stream(device, priority=HIGH) if self._capture else None
         self._steps = 0
         self._static_inputs: tuple[Tensor, ...] = ()
         self._graph: torch.cuda.CUDAGraph | None = None
@@ -87,11 +90,11 @@ class Learner:
         if not self._capture:
             self._train_on(sampled)
         elif self._steps < EAGER_STEPS:
-            side = torch.cuda.Stream(self.device)  # what will be captured must not have run
-            side.wait_stream(torch.cuda.current_stream())  # on the stream that everybody uses
-            with torch.cuda.stream(side):
+            assert self._stream is not None
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
                 self._train_on(sampled)
-            torch.cuda.current_stream().wait_stream(side)
+            torch.cuda.current_stream().wait_stream(self._stream)
         else:
             if self._graph is None:
                 self._graph = self._captured(sampled)
@@ -134,7 +137,7 @@ class Learner:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self.device)
         # Another thread may render images or copy them meanwhile.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._train_on(self._static_inputs)
         return graph
 

@@ -92,7 +92,6 @@ def train(
     world_val_images: int = 1000,
     world_num_objects: tuple[int, int] = (MIN_OBJECTS, MAX_OBJECTS),
     world_families: tuple[str, ...] = (),
-    compile: bool = False,
     size: tuple[int, int] | None = None,
     subset_questions: float | None = None,
     subset_images: float | None = None,
@@ -143,7 +142,6 @@ def train(
         world_num_objects: The smallest and the largest number of objects in a generated scene.
         world_families: Generate questions of these groups of families only, such as zero_hop and
             one_hop; `macnet generate --help` lists them.
-        compile: Compile the renderer of the endless world: it takes minutes, then is faster.
         size: Width and height of images in pixels; by default 128x128, or as in `start`.
         subset_questions: Train on a share of the questions, such as 0.1, as the paper does.
         subset_images: Train on all questions about a share of the images.
@@ -187,7 +185,6 @@ def train(
             save_every=save_every,
             tensorboard=tensorboard,
             capture=capture,
-            compile=compile,
         )
         if on_start is not None and distributed.is_rank_zero():
             on_start(trainer)

@@ -49,12 +49,8 @@ class Trainer:
         save_every: float = 60.0,
         tensorboard: bool = False,
         capture: bool = True,
-        compile: bool = False,
     ) -> None:
-        """`save_every`: seconds between checkpoints. `compile`: the renderer of an endless world.
-
-        `capture`: steps on CUDA as a graph, which is faster.
-        """
+        """`save_every`: seconds between checkpoints. `capture`: steps on CUDA as a graph."""
         if plan.start is not None:
             plan.start.check_compatible(plan.system, training_data.vocabulary)
         # What is built, and so what is recorded, follows from the data in part.
@@ -76,7 +72,7 @@ class Trainer:
         }
         self._folder = RunFolder(folder, metadata)
         self.device, self._workers, self._save_every = device, workers, save_every
-        self._tensorboard, self._capture, self._compile = tensorboard, capture, compile
+        self._tensorboard, self._capture = tensorboard, capture
 
     def train(self, *, resume: bool = False) -> bool:
         """Train to the end; returns False if the run was finished before."""
@@ -146,7 +142,6 @@ class Trainer:
             device=self.device,
             position=state.step,
             workers=self._workers,
-            compile=self._compile,
         )
         with closing(source):
             if state.stage > 0 and checkpoint is None and stage.start_from == "best":

@@ -72,7 +72,6 @@ class TrainingData:
         device: torch.device,
         position: int,
         workers: int,
-        compile: bool = False,
     ) -> BatchSource:
         """The batches of this process, from the position at which an earlier run stopped."""
         train = self.check(recipe, subset)
@@ -101,7 +100,6 @@ class TrainingData:
                 workers=workers,
                 shard=shard,
                 position=new,
-                compile=compile,
             )
         if self.replay is None:
             return main
