@@ -40,6 +40,7 @@ from macnet.models.objectives import answer_loss
 from macnet.training.loop import READ_EVERY
 from macnet.training.plan import make_plan
 from macnet.training.step import Learner
+from macnet.training.warm_up import SameBatch
 from record import keep
 
 
@@ -81,26 +82,11 @@ def kernel_seconds(run: Callable[[], object]) -> float:
     return sum(event.self_device_time_total for event in profiler.key_averages()) / 1e6
 
 
-class SameBatch(BatchSource):
-    """A batch that stays on the device, again and again."""
-
-    position, steps = 0, None
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = Batch(*(tensor.clone() for tensor in batch))
-
-    def sample(self) -> tuple[torch.Tensor, ...]:
-        return self._batch
-
-    def close(self) -> None:
-        pass
-
-
 def learning(
     batches: EndlessBatches, vocabulary: Vocabulary, stock: int, args: argparse.Namespace
 ) -> dict[str, Any]:
     """Questions/s of learning from a batch that stays, and from the stream."""
-    batch = next(batches)
+    batch = Batch(*(tensor.clone() for tensor in next(batches)))
     _, height, width, _ = batch.images.shape
     spec = DataSpec(len(vocabulary), len(vocabulary.answers), 0, True, 3, height, width)
     plan = make_plan(args.preset, recipe="fast", recipe_changes={"images": args.images})

@@ -18,7 +18,7 @@ from macnet.models.interaction import interaction_logits
 from macnet.models.kernels.deferred_grad import DeferredGradAttention
 from macnet.models.mac import MACNetwork
 from macnet.models.presets import PRESETS, preset
-from macnet.training.step import OPTIMIZERS
+from macnet.training.step import OPTIMIZERS, AnyOptimizer
 
 pytestmark = [
     pytest.mark.gpu,
@@ -202,9 +202,7 @@ def test_a_step_can_be_captured_in_a_graph(name: str, optimizer: str) -> None:
     second = tuple(x.flip(0) for x in first)
     plain, graphed = (network(name).cuda() for _ in range(2))
 
-    def step(
-        net: MACNetwork, optimizer: torch.optim.Optimizer, tensors: tuple[Tensor, ...]
-    ) -> None:
+    def step(net: MACNetwork, optimizer: AnyOptimizer, tensors: tuple[Tensor, ...]) -> None:
         optimizer.zero_grad()
         with torch.autocast("cuda", torch.bfloat16):
             loss = F.cross_entropy(net(*tensors[:2]).float(), tensors[2])

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from macnet.models.kernels.streams import run_side_by_side
 
@@ -24,35 +25,85 @@ MOMENTUM = 0.95
 # smaller ones grow, but not so far.
 POLYNOMIAL, ITERATIONS = (3.4445, -4.7750, 2.0315), 5
 ADAM_RMS = 0.2  # the root mean square of Adam's steps, in learning rates
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of AdamW
 
 
-class Muon(torch.optim.AdamW):
+class Muon:
     """Muon for matrices, AdamW for vectors and embeddings.
 
     Muon's steps are as large as Adam's usually are, so that one learning rate does for both.
+
+    It is no `torch.optim.Optimizer`, though it is used like one: the first of those imports all of
+    torch's compiler, which takes as long as thousands of steps.
     """
 
-    def __init__(self, weights: Iterable[tuple[str, nn.Parameter]], **settings: Any) -> None:
+    def __init__(
+        self,
+        weights: Iterable[tuple[str, nn.Parameter]],
+        *,
+        lr: float | Tensor,
+        weight_decay: float = 0.0,
+        fused: bool = True,
+        capturable: bool = False,
+    ) -> None:
+        """`lr` may be a tensor, which a captured CUDA graph reads at each step."""
         parts = defaultdict[bool, list[nn.Parameter]](list)
         for name, weight in weights:
             parts[is_matrix(name, weight)].append(weight)
-        self._matrices = parts[True]
-        super().__init__([{"params": part} for part in parts.values()], **settings)
+        self._matrices, self._others = parts[True], parts[False]
+        self._adamw = partial(
+            adamw,
+            amsgrad=False,
+            maximize=False,
+            fused=fused,
+            capturable=capturable,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            eps=EPSILON,
+        )
+        settings = {"lr": lr, "weight_decay": weight_decay}
+        self.param_groups: list[dict[str, Any]] = [
+            {"params": part, **settings} for part in (self._matrices, self._others)
+        ]
+        self.state = defaultdict[Tensor, dict[str, Any]](dict)
+
+    def zero_grad(self) -> None:
+        """Remove all gradients."""
+        for weight in (*self._matrices, *self._others):
+            weight.grad = None
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
+    def step(self) -> None:
         """Make a step with the gradients of the weights."""
         # Matrices of one shape, or its transpose, are made orthogonal together.
         same_shape = defaultdict[torch.Size, list[nn.Parameter]](list)
         for weight in self._matrices:
             if weight.grad is not None:
                 same_shape[_wide(stacked(weight)).shape[1:]].append(weight)
-        groups = [partial(self._step_together, group) for group in same_shape.values()]
-        if groups:
-            run_side_by_side(groups, self._matrices[0].device)
-        for weight in self._matrices:
-            weight.grad = None  # what is left is AdamW's
-        super().step()
+        tasks = [partial(self._step_together, group) for group in same_shape.values()]
+        device = (self._matrices + self._others)[0].device
+        run_side_by_side([*tasks, self._step_others], device)
+
+    def _step_others(self) -> None:
+        """Make the steps of all that is no matrix."""
+        weights: list[Tensor] = []
+        gradients: list[Tensor] = []
+        for weight in self._others:
+            if weight.grad is not None:
+                weights.append(weight)
+                gradients.append(weight.grad)
+                if not self.state[weight]:
+                    self.state[weight] = {
+                        "step": torch.zeros((), device=weight.device),
+                        "exp_avg": torch.zeros_like(weight),
+                        "exp_avg_sq": torch.zeros_like(weight),
+                    }
+        kept = [self.state[weight] for weight in weights]
+        steps, averages, squares = (
+            [state[name] for state in kept] for name in ("step", "exp_avg", "exp_avg_sq")
+        )
+        settings = {name: self.param_groups[1][name] for name in ("lr", "weight_decay")}
+        self._adamw(weights, gradients, averages, squares, [], steps, **settings)
 
     def _step_together(self, weights: Sequence[nn.Parameter]) -> None:
         """Make the steps of matrices of one shape, or its transpose."""

@@ -49,7 +49,8 @@ class Meters(NamedTuple):
         return Meters(*(a - b for a, b in zip(self, before, strict=True))) if before else self
 
 
-OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {"adam": Adam, "adamw": AdamW, "muon": Muon}
+AnyOptimizer = Optimizer | Muon
+OPTIMIZERS: Mapping[str, Callable[..., AnyOptimizer]] = {"adam": Adam, "adamw": AdamW, "muon": Muon}
 
 
 class Learner:
@@ -214,7 +215,7 @@ class Learner:
         self._meters.copy_(tensors["meters"])
 
 
-def make_optimizer(weights: Mapping[str, nn.Parameter], recipe: Recipe) -> Optimizer | None:
+def make_optimizer(weights: Mapping[str, nn.Parameter], recipe: Recipe) -> AnyOptimizer | None:
     """The optimizer of a recipe; None if there is nothing to train."""
     if not weights:
         return None
@@ -227,7 +228,7 @@ def make_optimizer(weights: Mapping[str, nn.Parameter], recipe: Recipe) -> Optim
     )
 
 
-def _initialize_state(optimizer: Optimizer) -> None:
+def _initialize_state(optimizer: AnyOptimizer) -> None:
     """Let an optimizer make the state it keeps of each weight, by a step with zero gradients."""
     for group in optimizer.param_groups:
         for weight in group["params"]:
@@ -237,7 +238,7 @@ def _initialize_state(optimizer: Optimizer) -> None:
 
 
 def _optimizer_state(
-    optimizer: Optimizer | None, weights: Mapping[str, nn.Parameter]
+    optimizer: AnyOptimizer | None, weights: Mapping[str, nn.Parameter]
 ) -> dict[str, Tensor]:
     """All that an optimizer keeps of each weight, by name; a plain number as a tensor."""
     if optimizer is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from macnet.training.open_data import DataOptions, Location, open_training_data
 from macnet.training.plan import make_plan
 from macnet.training.run_folder import CURVE, LOG, check_new
 from macnet.training.trainer import Trainer
+from macnet.training.warm_up import warm_up
 
 SIZE = 128, 128
 
@@ -175,7 +177,8 @@ def train(
         size = size or image_size(trained)
         load = LoadOptions(devices.choose_cache(cache), size, str(own), workers)
         options = DataOptions(**{field.name: given[field.name] for field in fields(DataOptions)})
-        training_data = open_training_data(data, options, load, seed=seed, start=trained)
+        with warm_up(plan, size, own) if data is None else nullcontext():
+            training_data = open_training_data(data, options, load, seed=seed, start=trained)
         trainer = Trainer(
             folder,
             plan,

@@ -1,7 +1,8 @@
 """What rays see: ground and cove, rubber, and metal, which mirrors them; as in `surface.py`.
 
-A ray that meets metal goes on as its mirror image, once. Its radiance is the sum of what each body
-on the way adds, times the share that the mirrors before it let through.
+A ray that meets a body goes on as its mirror image. Its radiance is the sum of what it meets on its
+way, times the share that the mirrors before let through. Each formula stands once in the loop over
+the way: the time to compile grows with more than the square of the code.
 """
 
 # The arguments of Triton's kernels have no types.
@@ -137,14 +138,15 @@ def ground(scene, origin, direction):
     x, y = origin.x + far * direction.x, origin.y + far * direction.y
     light = ground_irradiance(scene, scene.shadows, scene.resolution, x, y)
     place = find_place(x, y, BLEED_SIZE)
-    bleed = Vec(
-        sample_layer(scene.bleed, place, BLEED_SIZE),
-        sample_layer(scene.bleed + BLEED_SIZE * BLEED_SIZE, place, BLEED_SIZE),
-        sample_layer(scene.bleed + 2 * BLEED_SIZE * BLEED_SIZE, place, BLEED_SIZE),
-    )
+    for channel in range(3):
+        bleed = sample_layer(scene.bleed + channel * BLEED_SIZE * BLEED_SIZE, place, BLEED_SIZE)
+        red = tl.where(channel == 0, bleed, 0.0)
+        green = tl.where(channel == 1, bleed, 0.0)
+        blue = tl.where(channel == 2, bleed, 0.0)
+        light = add(light, Vec(red, green, blue))
     beyond = COVE_X * x + COVE_Y * y
     cove = COVE_ON_GROUND + COVE_AT_BEND * tl.sigmoid((beyond - BEND) / BEND_WIDTH)
-    return along(Vec(cove, cove, cove), add(light, bleed), GROUND_ALBEDO / PI)
+    return along(Vec(cove, cove, cove), light, GROUND_ALBEDO / PI)
 
 
 @triton.jit
@@ -182,6 +184,29 @@ def fresnel(cos, index: tl.constexpr):
     return 0.5 * a * a * (1 + b * b)
 
 
+class Surface(NamedTuple):
+    """Where rays meet bodies."""
+
+    point: Vec
+    n: Vec
+    brushing: Vec  # tangent along the brushing of metal, which goes around the body's axis
+    across: Vec
+    color: Vec
+    is_metal: Any
+
+
+@triton.jit
+def find_surface(scene, index, point):
+    """The surface of the bodies `index` at points."""
+    body = load_body(scene.row, index)
+    color, is_metal = load_material(scene.row, index)
+    n = surface_normal(body, point)
+    x, y = body.center.y - point.y, point.x - body.center.x
+    turning = Vec(x, y, tl.zeros_like(x))
+    brushing = normalize(along(turning, n, -dot(turning, n)))
+    return Surface(point, n, brushing, cross(n, brushing), color, is_metal)
+
+
 @triton.jit
 def body_shadow(scene, number, light, index, point, wanted):
     """Share of a light that other bodies occlude, at wanted points on the bodies `index`."""
@@ -198,8 +223,9 @@ def body_shadow(scene, number, light, index, point, wanted):
 
 
 @triton.jit
-def direct_light(scene, index, is_metal, n, brushing, across, cos, point, direction, wanted):
+def direct_light(scene, surface, index, cos, direction, wanted):
     """Light of the lamps at points on bodies: what arrives, and what their gloss reflects."""
+    point, n = surface.point, surface.n
     zero = tl.zeros_like(point.x)
     soft, gloss = Vec(zero, zero, zero), Vec(zero, zero, zero)
     quarter = 0.25 / cos
@@ -209,7 +235,8 @@ def direct_light(scene, index, is_metal, n, brushing, across, cos, point, direct
         full *= 1 - body_shadow(scene, number, light, index, point, wanted)
         facing = dot(to_light, n)
         half = normalize(sub(to_light, direction))
-        h, a, c = tl.maximum(dot(half, n), 1e-3), dot(half, brushing), dot(half, across)
+        h = tl.maximum(dot(half, n), 1e-3)
+        a, c = dot(half, surface.brushing), dot(half, surface.across)
         inverse = 1 / (h * h)
         # Rubber: a Beckmann lobe. (Divisions are slow: one by h² serves both exponents.)
         rough = 1 / (RUBBER_ROUGHNESS * RUBBER_ROUGHNESS)
@@ -220,100 +247,100 @@ def direct_light(scene, index, is_metal, n, brushing, across, cos, point, direct
         brushed = 1 / (PI * ALPHA_ALONG * ALPHA_ACROSS * width * width)
         sharp = 1 / (ALPHA_MIRROR * ALPHA_MIRROR)
         spot = tl.exp((1 - inverse) * sharp) * (sharp / PI)
-        lobe = tl.where(is_metal, BRUSHED * brushed + (1 - BRUSHED) * spot, beckmann)
+        lobe = tl.where(surface.is_metal, BRUSHED * brushed + (1 - BRUSHED) * spot, beckmann)
         gloss = along(gloss, light.color, tl.where(facing > 0, full * lobe * quarter, 0.0))
         soft = along(soft, light.color, full * tl.maximum(facing, 0.0))
     return soft, gloss
 
 
 @triton.jit
-def brushed_light(scene, depth, n, brushing, across, mirror, point, direction, wanted):
-    """Mean of the environment along rays that a brushed surface scatters, in a fixed pattern."""
-    rays = tl.where(depth == 0, RAYS_SEEN, RAYS_REFLECTED)
-    ptr = scene.row + BRUSH_AT + 2 * RAYS_SEEN * depth
-    total = Vec(tl.zeros_like(n.x), tl.zeros_like(n.x), tl.zeros_like(n.x))
-    for i in range(rays):
-        tilted = along(n, brushing, tl.load(ptr + 2 * i))
-        tilted = along(tilted, across, tl.load(ptr + 2 * i + 1))
-        ray = reflect(direction, normalize(tilted))
-        ray = select(dot(ray, n) > 0, ray, mirror)
-        total = add(total, environment(scene, point, ray, wanted))
-    return times(total, 1.0 / rays)
-
-
-@triton.jit
-def reflected_light(scene, depth, index, point, direction, wanted):
-    """What bodies send towards the viewer, at wanted points on the bodies `index`.
-
-    Returns what they send without their mirror image, the weight and direction of that, and
-    whether they are of metal.
-    """
-    body = load_body(scene.row, index)
-    color, is_metal = load_material(scene.row, index)
-    n = surface_normal(body, point)
-    cos = tl.maximum(-dot(direction, n), MIN_COS)
-    mirror = reflect(direction, n)
-    # The tangents along the brushing, which goes around the body's axis, and across it.
-    x, y = body.center.y - point.y, point.x - body.center.x
-    turning = Vec(x, y, tl.zeros_like(x))
-    brushing = normalize(along(turning, n, -dot(turning, n)))
-    across = cross(n, brushing)
-    soft, gloss = direct_light(
-        scene, index, is_metal, n, brushing, across, cos, point, direction, wanted
-    )
-    if any_of(wanted & is_metal):
-        blurred = brushed_light(
-            scene, depth, n, brushing, across, mirror, point, direction, wanted & is_metal
-        )
-        gloss = select(is_metal, along(gloss, blurred, BRUSHED), gloss)
-    if any_of(wanted & ~is_metal):
-        soft = add(soft, indirect_light(scene, n, point))
+def sent_light(scene, surface, index, direction, wanted):
+    """What bodies send against rays, but for what they mirror and scatter; the mirror's weight."""
+    cos = tl.maximum(-dot(direction, surface.n), MIN_COS)
+    soft, gloss = direct_light(scene, surface, index, cos, direction, wanted)
+    if any_of(wanted & ~surface.is_metal):
+        soft = add(soft, indirect_light(scene, surface.n, surface.point))
     coat, sheen = fresnel(cos, COAT_INDEX), fresnel(cos, SHEEN_INDEX)
     coat_weight = RUBBER_GLOSS * coat
-    paint = times(multiply(color, soft), (1 - 0.5 * sheen) * (1 - coat) * (1 / PI))
-    sent = select(is_metal, multiply(color, gloss), along(paint, gloss, coat_weight))
+    paint = (1 - 0.5 * sheen) * (1 - coat) * (1 / PI)
+    of_rubber = along(times(multiply(surface.color, soft), paint), gloss, coat_weight)
+    sent = select(surface.is_metal, multiply(surface.color, gloss), of_rubber)
     white = Vec(coat_weight, coat_weight, coat_weight)
-    weight = select(is_metal, times(color, 1 - BRUSHED), white)
-    return sent, weight, mirror, is_metal
+    return sent, select(surface.is_metal, times(surface.color, 1 - BRUSHED), white)
 
 
 @triton.jit
-def hit_others(scene, index, origin, direction, wanted):
-    """The nearest body along wanted rays that leave the bodies `index`: distance, and which."""
-    nearest, found = tl.full(index.shape, INFINITY, tl.float32), index
-    for other in range(scene.count):
-        body = load_body(scene.row, other)
-        near = wanted & (index != other) & near_sphere(body, 0.0, origin, direction)
+def scattered_ray(scene, depth, i, surface, direction):
+    """The i-th ray that brushed metal scatters, in a fixed pattern."""
+    ptr = scene.row + BRUSH_AT + 2 * (RAYS_SEEN * depth + i)
+    tilted = along(surface.n, surface.brushing, tl.load(ptr))
+    tilted = normalize(along(tilted, surface.across, tl.load(ptr + 1)))
+    ray = reflect(direction, tilted)
+    return select(dot(ray, surface.n) > 0, ray, reflect(direction, surface.n))
+
+
+@triton.jit
+def hit_bodies(scene, leaving, origin, direction, wanted):
+    """The nearest body along wanted rays that leave the bodies `leaving`: distance, and which."""
+    nearest, found = tl.full(leaving.shape, INFINITY, tl.float32), tl.zeros_like(leaving)
+    for index in range(scene.count):
+        body = load_body(scene.row, index)
+        near = wanted & (leaving != index) & near_sphere(body, 0.0, origin, direction)
         if any_of(near):
             t = intersect(body, origin, direction)
             closer = near & (t < nearest)
-            nearest, found = tl.where(closer, t, nearest), tl.where(closer, other, found)
+            nearest, found = tl.where(closer, t, nearest), tl.where(closer, index, found)
     return nearest, found
 
 
 @triton.jit
-def shade(scene, index, point, direction, wanted):
-    """Radiance of the bodies `index` at wanted points, towards where the rays come from."""
-    zero = tl.zeros_like(point.x)
-    radiance, share = Vec(zero, zero, zero), Vec(zero + 1, zero + 1, zero + 1)
-    for depth in range(2):  # `bounces` of fast quality is 1
+def radiance_along(scene, origin, direction, wanted):
+    """Radiance along wanted rays from the camera."""
+    zero = tl.zeros_like(direction.x)
+    nothing, everything = Vec(zero, zero, zero), Vec(zero + 1, zero + 1, zero + 1)
+    origin = add(origin, nothing)
+    total, share = nothing, everything
+    # What a ray has seen before it meets a body in a mirror, and the share of that mirror.
+    before, mirrored, in_mirror = nothing, everything, zero > 1
+    leaving, may_hit = tl.full(zero.shape, -1, tl.int32), wanted
+    for depth in range(3):  # from the camera, from a mirror and, as `bounces` is 1, to no body
         if any_of(wanted):
-            sent, weight, mirror, is_metal = reflected_light(
-                scene, depth, index, point, direction, wanted
-            )
-            t, found = tl.full(index.shape, INFINITY, tl.float32), index
-            if depth == 0:
-                t, found = hit_others(scene, index, point, mirror, wanted & is_metal)
-            goes_on = t < INFINITY
-            seen = environment(scene, point, mirror, wanted & ~goes_on)
-            sent = add(sent, multiply(weight, times(seen, tl.where(goes_on, 0.0, 1.0))))
-            # What is seen in a mirror is clamped: a lamp reflected twice would make fireflies.
-            limit = tl.where(depth == 0, INFINITY, 1.0)
-            sent = Vec(
-                tl.minimum(sent.x, limit), tl.minimum(sent.y, limit), tl.minimum(sent.z, limit)
-            )
-            radiance = select(wanted, add(radiance, multiply(share, sent)), radiance)
-            share, wanted, index = multiply(share, weight), goes_on, found
-            point = select(goes_on, along(point, mirror, t), point)
-            direction = mirror
-    return radiance
+            t, index = tl.full(zero.shape, INFINITY, tl.float32), leaving
+            if depth < 2:
+                t, index = hit_bodies(scene, leaving, origin, direction, may_hit)
+            hit = t < INFINITY
+            point = along(origin, direction, tl.where(hit, t, 0.0))
+            surface = Surface(point, direction, direction, direction, nothing, hit)
+            sent, weight = nothing, nothing
+            if any_of(hit):
+                surface = find_surface(scene, index, point)
+                sent, weight = sent_light(scene, surface, index, direction, hit)
+            if depth == 1:
+                before, mirrored = select(hit, total, before), select(hit, share, mirrored)
+                total, share = select(hit, nothing, total), select(hit, everything, share)
+                in_mirror = hit
+            total = select(hit, add(total, multiply(share, sent)), total)
+
+            # Ground and cove: along the ray, if it hits nothing, and along those of brushed metal.
+            metal = hit & surface.is_metal
+            rays = tl.where(depth == 0, RAYS_SEEN, RAYS_REFLECTED)
+            of_brushed = times(multiply(share, surface.color), BRUSHED / rays)
+            for i in range(-1, tl.where(any_of(metal), rays, 0)):
+                seeing = tl.where(i < 0, wanted & ~hit, metal)
+                if any_of(seeing):
+                    ray = scattered_ray(scene, depth, tl.maximum(i, 0), surface, direction)
+                    seen = environment(
+                        scene,
+                        select(i < 0, origin, point),
+                        select(i < 0, direction, ray),
+                        seeing,
+                    )
+                    seen = multiply(seen, select(i < 0, share, of_brushed))
+                    total = select(seeing, add(total, seen), total)
+
+            share = select(hit, multiply(share, weight), share)
+            origin, direction = point, select(hit, reflect(direction, surface.n), direction)
+            leaving, wanted, may_hit = index, hit, metal
+    # What is seen in a mirror is clamped: a lamp reflected twice would make fireflies.
+    limited = Vec(tl.minimum(total.x, 1.0), tl.minimum(total.y, 1.0), tl.minimum(total.z, 1.0))
+    return select(in_mirror, add(before, multiply(mirrored, limited)), total)

@@ -30,10 +30,9 @@ from macnet.clevr.kernels.geometry import (
     load_body,
     load_vec,
     normalize,
-    select,
 )
 from macnet.clevr.kernels.maps import tile_cells
-from macnet.clevr.kernels.shading import ground, open_scene, shade
+from macnet.clevr.kernels.shading import ground, open_scene, radiance_along
 from macnet.clevr.kernels.tables import ROW_SIZE
 
 
@@ -216,23 +215,7 @@ def trace_listed(
         column, row = pixel % width, pixel // width
         x, y = (column + 0.5) / width + right / width, (row + 0.5) / height + down / height
         origin, direction = camera_ray(scene.row, x, y)
-        nearest, found = tl.full((RAYS,), INFINITY, tl.float32), tl.zeros((RAYS,), tl.int32)
-        for index in range(scene.count):
-            rectangle_ptr = scene.bounds + index * BOUNDS_SIZE + SCREEN_AT
-            inside = listed & in_rectangle(rectangle_ptr, column, row)
-            if any_of(inside):
-                t = intersect(load_body(scene.row, index), origin, direction)
-                closer = inside & (t < nearest)
-                nearest, found = tl.where(closer, t, nearest), tl.where(closer, index, found)
-        hit = nearest < INFINITY
-        zero = tl.zeros((RAYS,), tl.float32)
-        radiance = Vec(zero, zero, zero)
-        if any_of(listed & ~hit):
-            radiance = ground(scene, origin, direction)
-        if any_of(hit):
-            point = along(origin, direction, tl.where(hit, nearest, 0.0))
-            radiance = select(hit, shade(scene, found, point, direction, hit), radiance)
-        radiance = _clamp(radiance)
+        radiance = _clamp(radiance_along(scene, origin, direction, listed))
         if is_outline != 0:
             radiance = Vec(
                 _average(radiance.x, GRID * GRID),
