@@ -47,7 +47,9 @@ def main() -> int:
         print("gpu_tests: there is no GPU here", file=sys.stderr)
         return 2
     outcomes, start = Outcomes(), time.monotonic()
-    code = pytest.main(["-m", "gpu", "--durations", "12", "-n", "8", "tests"], [outcomes])
+    code = pytest.main(
+        ["-m", "gpu", "--durations", "12", "-n", "8", "-p", "no:benchmark", "tests"], [outcomes]
+    )
     keep(
         args.out,
         "the tests that need a GPU",

@@ -205,11 +205,12 @@ def test_kernels_render_the_same_at_each_run_and_in_any_group(
 @needs_triton
 @needs_cuda
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_the_host_never_waits_for_the_device() -> None:
     scenes = scenes_to_array(sample(6, 8))
     render(scenes, 64, 48, device="cuda", backend="triton")  # compiled now
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         render(scenes, 64, 48, device="cuda", backend="triton")
     finally:
         torch.cuda.set_sync_debug_mode("default")

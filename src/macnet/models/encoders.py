@@ -123,10 +123,9 @@ class FeatureEncoder(nn.Module):
         super().__init__()
         self.channels = channels or config.channels
         self.rate = config.dropout.image
-        self.coordinates = config.coordinates
-        inputs, d = self.channels + 2 * config.coordinates, config.d
-        conv = _conv if channels is None else _normalized_conv
-        self.first, self.second = conv(inputs, d), conv(d, d)
+        conv, d = _conv if channels is None else _normalized_conv, config.d
+        self.first = conv(self.channels, d, coordinates=config.coordinates)
+        self.second = conv(d, d)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, maps: Tensor) -> KnowledgeBase:
@@ -138,8 +137,6 @@ class FeatureEncoder(nn.Module):
         # Channels last is how tensor cores read an image, and makes K below a view.
         dtype = compute_dtype(next(self.parameters()))
         maps = maps.to(dtype, memory_format=torch.channels_last)
-        if self.coordinates:
-            maps = torch.cat([maps, coordinates(maps)], 1)
         for convolution in (self.first, self.second):
             maps = F.elu(convolution(F.dropout(maps, self.rate, self.training)))
         return KnowledgeBase(maps.flatten(2).transpose(1, 2))  # (N, d, H, W) → (N, L, d)
@@ -216,17 +213,36 @@ class PixelEncoder(nn.Module):
         return knowledge
 
 
-def _normalized_conv(inputs: int, outputs: int, stride: int = 1, scale: float = 1) -> nn.Sequential:
+class CoordinateConv2d(nn.Conv2d):
+    """A convolution of feature maps and, as two more channels, of the y and x of each cell.
+
+    These are the same in all images, so that their part is computed once, and added. Together, the
+    channels would not be a multiple of 8, for which a GPU has much slower convolutions.
+    """
+
+    def forward(self, maps: Tensor) -> Tensor:
+        # maps: (N, C, H, W), where the weight is (outputs, C + 2, 3, 3)
+        of_maps, of_coordinates = self.weight.split((maps.shape[1], 2), 1)
+        there = F.conv2d(coordinates(maps[:1]), of_coordinates, self.bias, padding=1)
+        return F.conv2d(maps, of_maps, padding=1) + there
+
+
+def _normalized_conv(
+    inputs: int, outputs: int, stride: int = 1, scale: float = 1, coordinates: bool = False
+) -> nn.Sequential:
     """A convolution and batch normalisation, whose scale starts at `scale`."""
     # Without a bias: the normalisation would take it away again.
-    convolution = _conv(inputs, outputs, stride=stride, bias=False)
+    convolution = _conv(inputs, outputs, stride, bias=False, coordinates=coordinates)
     norm = BatchNorm2d(outputs)
     nn.init.constant_(norm.weight, scale)
     return nn.Sequential(convolution, norm)
 
 
-def _conv(inputs: int, outputs: int, stride: int = 1, bias: bool = True) -> nn.Conv2d:
-    layer = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=bias)
+def _conv(
+    inputs: int, outputs: int, stride: int = 1, bias: bool = True, coordinates: bool = False
+) -> nn.Conv2d:
+    kind = CoordinateConv2d if coordinates else nn.Conv2d
+    layer = kind(inputs + 2 * coordinates, outputs, 3, stride, padding=1, bias=bias)
     nn.init.xavier_uniform_(layer.weight)
     if layer.bias is not None:
         nn.init.zeros_(layer.bias)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ MOMENTUM = 0.95
 POLYNOMIAL, ITERATIONS = (3.4445, -4.7750, 2.0315), 5
 ADAM_RMS = 0.2  # the root mean square of Adam's steps, in learning rates
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of AdamW
+# Operations with zeros that are cheaper than another stack of matrices: 40 µs of an H200's.
+MAX_WASTE = 12_000_000_000
 
 
 class Muon:
@@ -75,12 +77,10 @@ class Muon:
     @torch.no_grad()
     def step(self) -> None:
         """Make a step with the gradients of the weights."""
-        # Matrices of one shape, or its transpose, are made orthogonal together.
-        same_shape = defaultdict[torch.Size, list[nn.Parameter]](list)
-        for weight in self._matrices:
-            if weight.grad is not None:
-                same_shape[_wide(stacked(weight)).shape[1:]].append(weight)
-        tasks = [partial(self._step_together, group) for group in same_shape.values()]
+        weights = [weight for weight in self._matrices if weight.grad is not None]
+        pushes = dict(zip(weights, self._nesterov(weights), strict=True))
+        stacks = plan_stacks(weights)
+        tasks = [partial(self._step_together, stack, pushes) for stack in stacks]
         device = (self._matrices + self._others)[0].device
         run_side_by_side([*tasks, self._step_others], device)
 
@@ -105,13 +105,16 @@ class Muon:
         settings = {name: self.param_groups[1][name] for name in ("lr", "weight_decay")}
         self._adamw(weights, gradients, averages, squares, [], steps, **settings)
 
-    def _step_together(self, weights: Sequence[nn.Parameter]) -> None:
-        """Make the steps of matrices of one shape, or its transpose."""
-        wide = [_wide(stacked(self._nesterov(weight))) for weight in weights]
-        steps = orthogonalize(torch.cat(wide))
-        length = ADAM_RMS * math.sqrt(steps.shape[2])
-        for weight, step in zip(weights, steps.split([*map(len, wide)]), strict=True):
-            self._update(weight, step, length)
+    def _step_together(self, stack: Stack, pushes: Mapping[nn.Parameter, Tensor]) -> None:
+        """Make the steps of the weights whose matrices are in a stack."""
+        wide = [_wide(stacked(pushes[weight])) for weight in stack.holds]
+        sizes = [*map(len, wide)]
+        matrices = wide[0].new_zeros(sum(sizes), stack.rows, stack.columns)
+        for part, matrix in zip(matrices.split(sizes), wide, strict=True):
+            _corner(part, matrix).copy_(matrix)
+        steps = orthogonalize(matrices).split(sizes)
+        for weight, step, matrix in zip(stack.holds, steps, wide, strict=True):
+            self._update(weight, _corner(step, matrix), ADAM_RMS * math.sqrt(matrix.shape[2]))
 
     def _update(self, weight: nn.Parameter, step: Tensor, length: float) -> None:
         rate, decay = self.param_groups[0]["lr"], self.param_groups[0]["weight_decay"]
@@ -119,16 +122,71 @@ class Muon:
             weight.mul_(1 - rate * decay)
         own = stacked(weight)
         step = step if own.shape == step.shape else step.mT
-        weight.sub_(step.reshape(weight.shape) * (rate * length))
+        rate = torch.as_tensor(rate, dtype=weight.dtype, device=weight.device)
+        weight.addcmul_(step.reshape(weight.shape), rate, value=-length)
 
-    def _nesterov(self, weight: nn.Parameter) -> Tensor:
-        """Nesterov's momentum, updated by the gradient."""
-        state, gradient = self.state[weight], weight.grad
-        assert gradient is not None
-        if not state:
-            state["momentum"] = torch.zeros_like(weight)
-        momentum: Tensor = state["momentum"].lerp_(gradient, 1 - MOMENTUM)
-        return gradient.lerp(momentum, MOMENTUM)
+    def _nesterov(self, weights: Sequence[nn.Parameter]) -> Sequence[Tensor]:
+        """Nesterov's momentum of each weight, updated by its gradient."""
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        for weight in weights:
+            if not self.state[weight]:
+                self.state[weight] = {"momentum": torch.zeros_like(weight)}
+        momenta = [self.state[weight]["momentum"] for weight in weights]
+        if not weights:
+            return []
+        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+        pushes: Sequence[Tensor] = torch._foreach_lerp(gradients, momenta, MOMENTUM)
+        return pushes
+
+
+class Stack(NamedTuple):
+    """Matrices that are made orthogonal together, smaller ones filled up with zeros."""
+
+    rows: int
+    columns: int
+    holds: list[nn.Parameter]
+
+
+def plan_stacks(weights: Sequence[nn.Parameter]) -> list[Stack]:
+    """Which weights share a stack: on a CPU those of one shape, on a GPU few stacks hold all.
+
+    There, starting the kernels of a stack takes longer than computing with some zeros.
+    """
+    same_shape = defaultdict[tuple[int, int], list[nn.Parameter]](list)
+    for weight in weights:
+        rows, columns = _wide(stacked(weight)).shape[1:]
+        same_shape[rows, columns].append(weight)
+    stacks: list[Stack] = []
+    for (rows, columns), few in sorted(same_shape.items(), key=lambda item: -math.prod(item[0])):
+        count, spare = sum(len(stacked(weight)) for weight in few), 0
+        if few[0].is_cuda:
+            spare = MAX_WASTE + count * _operations(rows, columns)
+        larger = [
+            stack
+            for stack in stacks
+            if stack.rows >= rows
+            and stack.columns >= columns
+            and count * _operations(stack.rows, stack.columns) <= spare
+        ]
+        if larger:
+            best = min(larger, key=lambda stack: _operations(stack.rows, stack.columns))
+            best.holds.extend(few)
+        else:
+            # Tensor cores are slow where the size of a matrix is no multiple of 8.
+            multiple = 8 if few[0].is_cuda else 1
+            rows, columns = (-(-size // multiple) * multiple for size in (rows, columns))
+            stacks.append(Stack(rows, columns, few))
+    return stacks
+
+
+def _corner(part: Tensor, matrix: Tensor) -> Tensor:
+    """The part of larger matrices that ones of this size take up."""
+    return part[:, : matrix.shape[1], : matrix.shape[2]]
+
+
+def _operations(rows: int, columns: int) -> int:
+    """Floating-point operations that make a matrix orthogonal."""
+    return ITERATIONS * (4 * rows * rows * columns + 2 * rows**3)
 
 
 def is_matrix(name: str, weight: Tensor) -> bool:

@@ -40,6 +40,7 @@ from macnet.clevr.kernels.constants import (
     GROUND_ALBEDO,
     HORIZON,
     INFINITY,
+    MAX_GAP,
     MAX_OBJECTS,
     MIN_COS,
     NUM_LIGHTS,
@@ -280,12 +281,16 @@ def scattered_ray(scene, depth, i, surface, direction):
 
 
 @triton.jit
-def hit_bodies(scene, leaving, origin, direction, wanted):
-    """The nearest body along wanted rays that leave the bodies `leaving`: distance, and which."""
+def hit_bodies(scene, leaving, origin, direction, wanted, slack):
+    """The nearest body along wanted rays that leave the bodies `leaving`: distance, and which.
+
+    Rays that miss a body's bounding sphere by more than `slack`, a share of its radius, miss it.
+    """
     nearest, found = tl.full(leaving.shape, INFINITY, tl.float32), tl.zeros_like(leaving)
     for index in range(scene.count):
         body = load_body(scene.row, index)
-        near = wanted & (leaving != index) & near_sphere(body, 0.0, origin, direction)
+        near = near_sphere(body, slack * body.radius, origin, direction)
+        near &= wanted & (leaving != index)
         if any_of(near):
             t = intersect(body, origin, direction)
             closer = near & (t < nearest)
@@ -307,7 +312,9 @@ def radiance_along(scene, origin, direction, wanted):
         if any_of(wanted):
             t, index = tl.full(zero.shape, INFINITY, tl.float32), leaving
             if depth < 2:
-                t, index = hit_bodies(scene, leaving, origin, direction, may_hit)
+                # Those from the camera may hit a body by the rounding of its surface alone.
+                slack = tl.where(depth == 0, MAX_GAP, 0.0)
+                t, index = hit_bodies(scene, leaving, origin, direction, may_hit, slack)
             hit = t < INFINITY
             point = along(origin, direction, tl.where(hit, t, 0.0))
             surface = Surface(point, direction, direction, direction, nothing, hit)
