@@ -224,6 +224,9 @@ class CoordinateConv2d(nn.Conv2d):
         # maps: (N, C, H, W), where the weight is (outputs, C + 2, 3, 3)
         of_maps, of_coordinates = self.weight.split((maps.shape[1], 2), 1)
         there = F.conv2d(coordinates(maps[:1]), of_coordinates, self.bias, padding=1)
+        # Repeated by a product, for its gradient is one then, and not a slow sum over the images.
+        everywhere = maps.new_ones(len(maps), 1) @ there.permute(0, 2, 3, 1).flatten(1).to(maps)
+        there = everywhere.view(-1, *there.permute(0, 2, 3, 1).shape[1:]).permute(0, 3, 1, 2)
         return F.conv2d(maps, of_maps, padding=1) + there
 
 

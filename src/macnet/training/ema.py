@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class WeightEMA:
-    """The average of some weights as one flat tensor, so that an update takes two launches.
+    """The average of some weights as one flat tensor, so that an update takes few launches.
 
     A captured CUDA graph may hold an update: its rate is read from the device.
     """
@@ -17,6 +17,9 @@ class WeightEMA:
     def __init__(self, weights: Sequence[Tensor], decay: float) -> None:
         self._views = [_flat_view(weight) for weight in weights]
         self._values = torch.cat(self._views)
+        # Their latest values, side by side: to fill this is much faster than another `cat`.
+        self._latest = torch.empty_like(self._values)
+        self._parts = self._latest.split([*map(len, self._views)])
         self._rate = self._values.new_tensor(1 - decay)
 
     def set_decay(self, decay: float) -> None:
@@ -25,7 +28,8 @@ class WeightEMA:
 
     def update(self) -> None:
         """Move the average towards the weights as they are now."""
-        self._values.lerp_(torch.cat(self._views), self._rate)
+        torch._foreach_copy_(self._parts, self._views)
+        self._values.lerp_(self._latest, self._rate)
 
     def copy_to(self, averages: Sequence[Tensor]) -> None:
         """Write the average into tensors that have the shapes and strides of the weights."""

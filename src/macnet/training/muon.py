@@ -122,8 +122,11 @@ class Muon:
             weight.mul_(1 - rate * decay)
         own = stacked(weight)
         step = step if own.shape == step.shape else step.mT
-        rate = torch.as_tensor(rate, dtype=weight.dtype, device=weight.device)
-        weight.addcmul_(step.reshape(weight.shape), rate, value=-length)
+        step = step.reshape(weight.shape)
+        if isinstance(rate, Tensor):
+            weight.addcmul_(step, rate, value=-length)
+        else:
+            weight.sub_(step, alpha=rate * length)
 
     def _nesterov(self, weights: Sequence[nn.Parameter]) -> Sequence[Tensor]:
         """Nesterov's momentum of each weight, updated by its gradient."""
@@ -216,6 +219,8 @@ def orthogonalize(matrices: Tensor) -> Tensor:
     a, b, c = POLYNOMIAL
     for _ in range(ITERATIONS):
         square = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(square, square, square, beta=b, alpha=c), x, beta=a)
+        factor = torch.baddbmm(square, square, square, beta=b, alpha=c)
+        factor.diagonal(dim1=1, dim2=2).add_(a)
+        x = factor @ x
     near: Tensor = x.to(matrices.dtype)
     return near

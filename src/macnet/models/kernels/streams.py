@@ -18,14 +18,15 @@ from typing import Self
 import torch
 from torch import Tensor
 
-HIGH = -1
-"""The priority of training: what renders images runs at that of 0, in the gaps that are left."""
+MAIN, SIDE = -2, -1
+"""Priorities of the stream that a network is trained on and of those beside it, which have larger
+kernels. What renders images has 0: it runs in the gaps that are left."""
 
 
 @functools.cache
 def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
     """Always the same few streams: memory that was freed on one is for that one to use again."""
-    return torch.cuda.Stream(device, priority=HIGH)
+    return torch.cuda.Stream(device, priority=SIDE)
 
 
 class SideStream:
