@@ -1,4 +1,7 @@
-"""What to run on, where nobody says: the device, the number of processes, the cache folder."""
+"""What to run on, where nobody says: the device, the number of processes, the cache folder.
+
+And how arrays get to a GPU and back while the host goes on.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import re
 from os import PathLike
 from pathlib import Path
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from macnet.errors import InputError
 from macnet.workers import default_workers
@@ -47,3 +52,32 @@ def choose_device(name: str) -> str:
     if name != "cpu" and int(match[1] or 0) >= gpus:
         raise InputError(f"`device` is {name}, but this machine has {gpus} usable GPUs")
     return name
+
+
+def upload(array: np.ndarray, device: torch.device) -> Tensor:
+    """Copy an array to a device, without waiting for it."""
+    host = torch.from_numpy(array)
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
+
+
+class Download:
+    """A tensor on its way to the host, which need not wait for it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        self._host = tensor
+        if tensor.is_cuda:
+            self._host = torch.empty_like(tensor, device="cpu", pin_memory=True)
+            self._host.copy_(tensor, non_blocking=True)
+            self._event = torch.cuda.current_stream(tensor.device).record_event()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the values have arrived."""
+        return self._event is None or self._event.query()
+
+    def wait(self) -> Tensor:
+        """The values on the host, once they have arrived."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host

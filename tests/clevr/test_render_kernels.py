@@ -20,6 +20,7 @@ from macnet.clevr.quality import QUALITIES
 from macnet.clevr.render import Rendering, all_visible, render
 from macnet.clevr.scene import COLORS, Object, Scene, sample_scenes
 from macnet.clevr.scene_array import object_mask, scenes_to_array
+from macnet.devices import upload
 from macnet.errors import InputError
 
 needs_triton = pytest.mark.skipif(
@@ -225,7 +226,7 @@ def test_drawing_can_be_captured_in_a_graph() -> None:
     scenes, device = scenes_to_array(sample(7, 8)), torch.device("cuda")
     wanted = render(scenes, 64, 48, device=device, backend="triton")
     frame = launch.fast_frame(64, 48)
-    table = tables.upload(tables.build_table(scenes), device)
+    table = upload(tables.build_table(scenes), device)
     images, objects, visible = (torch.zeros_like(column) for column in wanted)
     scratch = launch.allocate(len(scenes), frame, device)
 

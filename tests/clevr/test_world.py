@@ -1,6 +1,9 @@
 """A world is a function of its seed; its stream stops and goes on without a trace."""
 
+import time
 from collections.abc import Sequence
+from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -78,8 +81,7 @@ def test_workers_change_nothing(unbroken: list[Block]) -> None:
 
 def test_shards_share_out_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("macnet.clevr.stream.render", _blank)
-    visible = "macnet.clevr.stream.all_visible"
-    monkeypatch.setattr(visible, lambda scenes, *_, **__: [True] * len(scenes))
+    monkeypatch.setattr("macnet.clevr.render.MIN_VISIBLE_SHARE", 0.0)
     monkeypatch.setattr("macnet.clevr.world.generate_questions", lambda *_: None)
     numbers = [[block.number for block in take(3, shard=(k, 2))] for k in range(2)]
     assert numbers == [[0, 2, 4], [1, 3, 5]]
@@ -88,6 +90,30 @@ def test_shards_share_out_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _blank(scenes: np.ndarray, *_: object, **__: object) -> list[torch.Tensor]:
     return [torch.zeros(len(scenes))] * 3
+
+
+def test_who_waits_for_a_task_is_told_that_it_was_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in a thread that works ahead, when the workers end before it."""
+    begun: list[Future[Any]] = []
+
+    class Idle(Executor):
+        def submit(self, function: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+            begun.append(Future())
+            return begun[-1]
+
+    monkeypatch.setattr("macnet.clevr.stream.pool", lambda workers: nullcontext(Idle()))
+    stream = Stream(WORLD, workers=1)
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(next, stream)
+        while not begun:
+            time.sleep(0.001)
+        time.sleep(0.05)  # it waits now
+        for future in begun:
+            future.cancel()
+        with pytest.raises(CancelledError):
+            waiting.result(timeout=10)
 
 
 def words(asked: Sequence[Sequence[Question | TemplateInstance]]) -> int:
@@ -195,7 +221,7 @@ def test_a_failure_in_a_worker_is_a_failure_here() -> None:
         next(stream)
 
 
-@pytest.mark.parametrize("step", ["render", "all_visible"])
+@pytest.mark.parametrize("step", ["render", "VisibilityTest"])
 def test_a_stream_goes_on_exactly_after_a_failure(
     step: str, unbroken: list[Block], monkeypatch: pytest.MonkeyPatch
 ) -> None:

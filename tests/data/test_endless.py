@@ -354,3 +354,18 @@ def test_a_graph_is_captured_while_the_thread_draws() -> None:
         stopped, batch = batches.position, next(batches)
     with EndlessBatches(world, VOCABULARY, images=50, device="cuda", position=stopped) as batches:
         assert_same([next(batches)], [batch])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
+def test_the_host_never_waits_for_images_to_be_rendered() -> None:
+    """Or the next block would begin only then, and rendering has what time training leaves."""
+    with Stream(WORLD, device="cuda", encode=BlockEncoder.for_world(WORLD, VOCABULARY)) as stream:
+        to_batch(next(stream), 48)  # kernels are compiled
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            batches = [to_batch(next(stream), 48) for _ in range(3)]
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert all(batch.images.is_cuda and batch.questions.is_cuda for batch in batches)

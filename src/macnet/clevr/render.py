@@ -21,7 +21,7 @@ from macnet.clevr.light import BLUR_SIZE
 from macnet.clevr.pairs import nearest_hits, pixel_candidates
 from macnet.clevr.quality import QUALITIES, Quality
 from macnet.clevr.scene import MAX_OBJECTS, MIN_VISIBLE_SHARE, Scene
-from macnet.clevr.scene_array import scenes_to_array
+from macnet.clevr.scene_array import object_mask, scenes_to_array
 from macnet.clevr.shade import shade
 from macnet.clevr.shapes import Bodies, Cameras, build_bodies, build_cameras, intersect
 from macnet.clevr.surface import (
@@ -33,6 +33,7 @@ from macnet.clevr.surface import (
     ground_radiance,
 )
 from macnet.clevr.vector import Vec, normalize, take, take_vec
+from macnet.devices import Download
 
 FILTER_WIDTH = 1.5  # of the pixel filter, in pixels: the release's images are a little soft
 # Traced at once: as many as suit a CPU's caches, or take a few GB on a GPU.
@@ -80,7 +81,50 @@ def render(
     return Rendering(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
-@torch.inference_mode()
+class VisibilityTest:
+    """Whether every object of a scene covers as many pixels as CLEVR demands, for each scene.
+
+    With the backend "triton", a GPU counts the pixels while the host goes on.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        scenes: Sequence[Scene] | np.ndarray,
+        width: int,
+        height: int,
+        device: torch.device | str = "cpu",
+        *,
+        backend: Backend = "torch",
+    ) -> None:
+        device = torch.device(device)
+        check_backend(backend, device)
+        scenes = scenes_to_array(scenes)
+        if backend == "triton":
+            from macnet.clevr.kernels import launch
+
+            visible = launch.count_visible(scenes, width, height, device)
+        else:
+            visible = torch.zeros(len(scenes), MAX_OBJECTS, dtype=torch.int32, device=device)
+            done = 0
+            for count, bodies, pixels, _ in _count_pixels(scenes, width, height, device):
+                visible[done + bodies.scene, bodies.object_index] = pixels.to(torch.int32)
+                done += count
+        self._visible, self._is_object = Download(visible), object_mask(scenes)
+        self._least = MIN_VISIBLE_SHARE * width * height
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the result is there."""
+        return self._visible.is_done
+
+    def result(self) -> np.ndarray:
+        """(s,) bool, once it is there."""
+        hidden = (self._visible.wait().numpy() < self._least) & self._is_object
+        verdicts: np.ndarray = ~hidden.any(1)
+        return verdicts
+
+
 def all_visible(
     scenes: Sequence[Scene] | np.ndarray,
     width: int = 480,
@@ -89,16 +133,9 @@ def all_visible(
     *,
     backend: Backend = "torch",
 ) -> list[bool]:
-    """Whether every object of a scene covers as many pixels as CLEVR demands, for each scene."""
-    check_backend(backend, torch.device(device))
-    if backend == "triton":
-        from macnet.clevr.kernels import launch
-
-        return launch.all_visible(scenes_to_array(scenes), width, height, torch.device(device))
-    verdicts: list[bool] = []
-    for count, bodies, visible, _ in _count_pixels(scenes, width, height, torch.device(device)):
-        rejected = set(bodies.scene[visible < MIN_VISIBLE_SHARE * width * height].tolist())
-        verdicts += [s not in rejected for s in range(count)]
+    """The result of a `VisibilityTest`, once it is there."""
+    test = VisibilityTest(scenes, width, height, device, backend=backend)
+    verdicts: list[bool] = test.result().tolist()
     return verdicts
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Self
 
@@ -19,7 +19,7 @@ import torch
 
 from macnet.clevr.backend import fastest_backend
 from macnet.clevr.questions import IMAGES_PER_BLOCK
-from macnet.clevr.render import all_visible, render
+from macnet.clevr.render import VisibilityTest, render
 from macnet.clevr.scene_array import SCENE_DTYPE
 from macnet.clevr.world import Encode, World, encode_questions, sample_candidates
 from macnet.workers import pool
@@ -81,6 +81,7 @@ class Stream:
         self._executor = self._resources.enter_context(pool(workers))
         self._ahead = BLOCKS_AHEAD * workers
         self._pending: deque[_PendingBlock] = deque()
+        self._tests: deque[_Test] = deque()  # that the device has not finished, in their order
         self._restart()
         weakref.finalize(self, self._resources.close)  # a program may exit without closing it
 
@@ -99,6 +100,7 @@ class Stream:
     def _restart(self) -> None:
         """Start again at the position: interrupted blocks cannot be continued."""
         self._pending.clear()
+        self._tests.clear()
         self._started = self.position
 
     def _render_next(self) -> Block:
@@ -117,9 +119,12 @@ class Stream:
         if not self._pending:
             self._start_block()
         self._schedule()
-        # Only this block is waited for; others that get ready meanwhile are checked together.
-        while not self._pending[0].is_ready:
-            wait([self._pending[0].task])
+        # Only this block is waited for; others that get ready meanwhile are tested together.
+        while not (block := self._pending[0]).is_ready:
+            if block.test is not None:
+                block.test.result()
+            else:
+                block.task.exception()  # not `wait`, which misses that a task was cancelled
             self._schedule()
         return self._pending.popleft()
 
@@ -132,22 +137,23 @@ class Stream:
         self._started += 1
 
     def _schedule(self) -> None:
-        """Check the visibility of sampled scenes, and submit the next tasks, without waiting."""
+        """Test the visibility of sampled scenes, and submit the next tasks, without waiting."""
         while len(self._pending) < self._ahead:
             self._start_block()
-        unchecked = [block for block in self._pending if block.needs_check]
-        if unchecked:
-            candidates = [block.task.result() for block in unchecked]
-            ends = np.cumsum([len(few) for few in candidates])
-            visible = all_visible(
+        while self._tests and self._tests[0].test.is_done:
+            self._tests.popleft().accept()
+        untested = [block for block in self._pending if block.needs_test]
+        if untested:
+            candidates = [block.task.result() for block in untested]
+            test = VisibilityTest(
                 np.concatenate(candidates),
                 *(self.world.width, self.world.height),
                 self.device,
                 backend=self._visible_backend,
             )
-            parts = np.split(np.array(visible), ends[:-1])
-            for block, verdicts in zip(unchecked, parts, strict=True):
-                block.accept_visible(verdicts)
+            for block in untested:
+                block.test = test
+            self._tests.append(_Test(test, untested, np.cumsum([*map(len, candidates)])))
 
     def close(self) -> None:
         """Stop the workers. Leaving a `with` block closes a stream, too."""
@@ -179,10 +185,12 @@ class _PendingBlock:
         self._rejected = 0  # candidates of each of them
         self.task = self._submit()
         """The current task of a worker: it samples candidates or, last, generates questions."""
+        self.test: VisibilityTest | None = None
+        """The test of candidates that is under way."""
 
     @property
-    def needs_check(self) -> bool:
-        return len(self._unplaced) > 0 and self.task.done()
+    def needs_test(self) -> bool:
+        return len(self._unplaced) > 0 and self.test is None and self.task.done()
 
     @property
     def is_ready(self) -> bool:
@@ -196,7 +204,7 @@ class _PendingBlock:
         self.scenes[self._unplaced[good]] = candidates[good, first[good]]
         self._unplaced = self._unplaced[~good]
         self._rejected += candidates.shape[1]
-        self.task = self._submit()
+        self.test, self.task = None, self._submit()
 
     def _submit(self) -> Future[Any]:
         submit, first = self._executor.submit, IMAGES_PER_BLOCK * self.number
@@ -204,3 +212,16 @@ class _PendingBlock:
             indices = (first + self._unplaced).tolist()
             return submit(sample_candidates, *self._source, indices, self._rejected)
         return submit(encode_questions, *self._source, self.number, self.scenes, self._encode)
+
+
+class _Test(NamedTuple):
+    """A test under way of the candidates of some blocks, which end at these places."""
+
+    test: VisibilityTest
+    blocks: list[_PendingBlock]
+    ends: np.ndarray
+
+    def accept(self) -> None:
+        parts = np.split(self.test.result(), self.ends[:-1])
+        for block, verdicts in zip(self.blocks, parts, strict=True):
+            block.accept_visible(verdicts)

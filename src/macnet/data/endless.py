@@ -24,12 +24,13 @@ from macnet.data.block_encoder import BlockEncoder
 from macnet.data.prefetch import Prefetcher, with_device_index
 from macnet.data.question_arrays import UNKNOWN
 from macnet.data.vocab import Vocabulary
+from macnet.devices import upload
 
 
 def to_batch(block: Block, words: int) -> Batch:
     """A block, encoded with so many words, as one batch on the device of its images."""
     device, first = block.images.device, block.number * len(block.questions)
-    table = torch.from_numpy(block.questions).to(device)
+    table = upload(block.questions, device)
     question_index = torch.arange(first, first + len(table), device=device)
     question_index.masked_fill_(table[:, -2] == UNKNOWN, UNKNOWN)  # without an answer: a filler
     return batch_of(block.images, table, words, question_index)

@@ -29,9 +29,9 @@ from macnet.clevr.kernels import bounds, maps, tables, trace
 from macnet.clevr.light import BLUR_SIZE, WATTS
 from macnet.clevr.quality import QUALITIES
 from macnet.clevr.render import FILTER_WIDTH, shadow_map_resolution
-from macnet.clevr.scene import MAX_OBJECTS, MIN_VISIBLE_SHARE
-from macnet.clevr.scene_array import object_mask
+from macnet.clevr.scene import MAX_OBJECTS
 from macnet.clevr.surface import BLEED_SIZE
+from macnet.devices import upload
 
 
 class Tiles(NamedTuple):
@@ -105,7 +105,7 @@ def render(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Images, objects and visible pixels of an array of scenes, as in `render.Rendering`."""
     count, size, frame = len(scenes), (height, width), fast_frame(width, height)
-    table = tables.upload(tables.build_table(scenes), device)
+    table = upload(tables.build_table(scenes), device)
     images = torch.empty(count, *size, 3, dtype=torch.uint8, device=device)
     objects = torch.empty(count, *size, dtype=torch.int8, device=device)
     visible = torch.zeros(count, MAX_OBJECTS, dtype=torch.int32, device=device)
@@ -120,18 +120,9 @@ def render(
     return images, objects, visible
 
 
-def all_visible(scenes: np.ndarray, width: int, height: int, device: torch.device) -> list[bool]:
-    """Whether every object of a scene covers as many pixels as CLEVR demands, for each scene."""
-    pixels = count_visible(scenes, width, height, device).cpu()  # the one time the host waits
-    hidden = pixels < MIN_VISIBLE_SHARE * width * height
-    hidden &= torch.from_numpy(object_mask(scenes))
-    verdicts: list[bool] = (~hidden.any(1)).tolist()
-    return verdicts
-
-
 def count_visible(scenes: np.ndarray, width: int, height: int, device: torch.device) -> Tensor:
     """(s, 10) int32: number of pixels that each object of each scene covers."""
-    table = tables.upload(tables.build_table(scenes), device)
+    table = upload(tables.build_table(scenes), device)
     shape = len(scenes), MAX_OBJECTS
     visible = torch.zeros(shape, dtype=torch.int32, device=device)
     limits = torch.empty(*shape, bounds.WIDTH, dtype=torch.int32, device=device)

@@ -15,8 +15,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from macnet.clevr.camera import ASPECT, FOCAL, camera_axes
 from macnet.clevr.kernels.constants import constant
@@ -74,9 +72,3 @@ def build_table(scenes: np.ndarray) -> np.ndarray:
     bodies[..., 9:12], bodies[..., 12] = ALBEDO[paint], metal
     bodies *= object_mask(scenes)[..., None]
     return table
-
-
-def upload(table: np.ndarray, device: torch.device) -> Tensor:
-    """Copy to a device, without waiting for it."""
-    host = torch.from_numpy(table)
-    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
