@@ -84,6 +84,10 @@ class Stream:
         self._tests: deque[_Test] = deque()  # that the device has not finished, in their order
         self._restart()
         weakref.finalize(self, self._resources.close)  # a program may exit without closing it
+        if self._backend == "triton":  # while the workers start
+            from macnet.clevr.kernels.launch import compile_kernels
+
+            compile_kernels(world.width, world.height, self.device)
 
     def __iter__(self) -> Self:
         return self

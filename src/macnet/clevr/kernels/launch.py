@@ -15,9 +15,12 @@ captured in a CUDA graph, and no shape depends on what a scene shows.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -134,27 +137,7 @@ def count_visible(scenes: np.ndarray, width: int, height: int, device: torch.dev
 
 def build_maps(table: Tensor, scratch: Maps, frame: Frame, timer: Timer = nullcontext) -> None:
     """Find the bounds of the bodies of a few scenes, and fill the maps of their ground."""
-    scenes, resolution = len(table), frame.resolution
-    with timer("find_bounds"):
-        bounds.find_bounds[scenes,](
-            table, scratch.bounds, frame.width, frame.height, resolution, **TILES.bounds
-        )
-    tiles = _count_tiles(resolution, resolution, TILES.shadows)
-    with timer("cast_shadows"):
-        maps.cast_shadows[scenes * tiles,](
-            table, scratch.bounds, scratch.raw_shadows, resolution, tiles, **TILES.shadows
-        )
-    patch = resolution // BLUR_SIZE
-    layers = len(WATTS) * scenes
-    with timer("smooth_shadows"):
-        maps.smooth_shadows[layers * BLUR_SIZE,](
-            *(scratch.raw_shadows, scratch.shadows, scratch.blurred, resolution, patch),
-            **TILES.smooth,
-            BLOCK=triton.next_power_of_2(patch),
-        )
-    tiles = _count_tiles(BLEED_SIZE, BLEED_SIZE, TILES.bleed)
-    with timer("bleed_colors"):
-        maps.bleed_colors[scenes * tiles,](table, scratch.bleed, tiles, **TILES.bleed)
+    _run(_plan_maps(table, scratch, frame), timer)
 
 
 def draw(
@@ -167,27 +150,107 @@ def draw(
     timer: Timer = nullcontext,
 ) -> None:
     """Draw a few scenes whose maps are built; `visible` must be zero."""
-    scenes, (width, height) = len(table), frame[:2]
-    with timer("find_objects"):
-        _find_objects(table, scratch.bounds, objects, visible, width, height)
-    ground = table, scratch.bounds, scratch.shadows, scratch.blurred, scratch.bleed
     scratch.counts.zero_()
+    _run(_plan_drawing(table, scratch, images, objects, visible, frame), timer)
+
+
+@functools.cache
+def compile_kernels(width: int, height: int, device: torch.device) -> None:
+    """Compile all kernels, each by a thread of its own, by running them on a scene without objects.
+
+    One after another, as they are first used, takes twice as long.
+    """
+    frame = fast_frame(width, height)
+    shape = (1, height, width)
+    with torch.cuda.device(device):
+        table = torch.zeros(1, tables.WIDTH, device=device)
+        scratch = Maps(*(part.zero_() for part in allocate(1, frame, device)))
+        images = torch.empty(*shape, 3, dtype=torch.uint8, device=device)
+        objects = torch.empty(shape, dtype=torch.int8, device=device)
+        visible = torch.zeros(1, MAX_OBJECTS, dtype=torch.int32, device=device)
+        launches = _plan_maps(table, scratch, frame)
+        launches |= _plan_drawing(table, scratch, images, objects, visible, frame)
+        del launches["trace_outlines"]  # the same kernel as for bodies
+        count = partial(_find_objects, table, scratch.bounds, None, visible, width, height)
+
+        def run(launch: Callable[[], object]) -> None:
+            with torch.cuda.device(device):
+                launch()
+
+        with ThreadPoolExecutor(len(launches) + 1) as threads:
+            list(threads.map(run, [count, *launches.values()]))
+        torch.cuda.synchronize()
+
+
+Launches = dict[str, Callable[[], object]]
+"""Kernels with their arguments, by name, in their order."""
+
+
+def _run(launches: Launches, timer: Timer) -> None:
+    for name, launch in launches.items():
+        with timer(name):
+            launch()
+
+
+def _plan_maps(table: Tensor, scratch: Maps, frame: Frame) -> Launches:
+    scenes, resolution, layers = len(table), frame.resolution, len(WATTS) * len(table)
+    shadow_tiles = _count_tiles(resolution, resolution, TILES.shadows)
+    bleed_tiles = _count_tiles(BLEED_SIZE, BLEED_SIZE, TILES.bleed)
+    patch = resolution // BLUR_SIZE
+    return {
+        "find_bounds": partial(
+            bounds.find_bounds[scenes,],
+            *(table, scratch.bounds, frame.width, frame.height, resolution),
+            **TILES.bounds,
+        ),
+        "cast_shadows": partial(
+            maps.cast_shadows[scenes * shadow_tiles,],
+            *(table, scratch.bounds, scratch.raw_shadows, resolution, shadow_tiles),
+            **TILES.shadows,
+        ),
+        "smooth_shadows": partial(
+            maps.smooth_shadows[layers * BLUR_SIZE,],
+            *(scratch.raw_shadows, scratch.shadows, scratch.blurred, resolution, patch),
+            **TILES.smooth,
+            BLOCK=triton.next_power_of_2(patch),
+        ),
+        "bleed_colors": partial(
+            maps.bleed_colors[scenes * bleed_tiles,],
+            *(table, scratch.bleed, bleed_tiles),
+            **TILES.bleed,
+        ),
+    }
+
+
+def _plan_drawing(
+    table: Tensor, scratch: Maps, images: Tensor, objects: Tensor, visible: Tensor, frame: Frame
+) -> Launches:
+    scenes, (width, height) = len(table), frame[:2]
+    ground = table, scratch.bounds, scratch.shadows, scratch.blurred, scratch.bleed
     tiles = _count_tiles(width, height, TILES.ground)
-    with timer("paint_ground"):
-        trace.paint_ground[scenes * tiles,](
+    programs = triton.cdiv(width * height, TILES.pixels_per_program)
+    traces: Launches = {
+        name: partial(
+            trace.trace_listed[scenes * programs,],
+            *(*ground, images, scratch.listed, scratch.counts),
+            *(frame.resolution, width, height, programs, frame.filter_width, is_outline),
+            **TILES.trace,
+            GRID=frame.grid,
+        )
+        for is_outline, name in enumerate(("trace_bodies", "trace_outlines"))
+    }
+    return {
+        "find_objects": partial(
+            _find_objects, table, scratch.bounds, objects, visible, width, height
+        ),
+        "paint_ground": partial(
+            trace.paint_ground[scenes * tiles,],
             *(*ground, objects, images, scratch.listed, scratch.counts),
             *(frame.resolution, width, height, tiles),
             **TILES.ground,
-        )
-    programs = triton.cdiv(width * height, TILES.pixels_per_program)
-    for is_outline, name in enumerate(("trace_bodies", "trace_outlines")):
-        with timer(name):
-            trace.trace_listed[scenes * programs,](
-                *(*ground, images, scratch.listed, scratch.counts),
-                *(frame.resolution, width, height, programs, frame.filter_width, is_outline),
-                **TILES.trace,
-                GRID=frame.grid,
-            )
+        ),
+        **traces,
+    }
 
 
 def _find_objects(
