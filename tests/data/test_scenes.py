@@ -158,5 +158,5 @@ def test_relations_need_not_be_recorded(made: Path, tmp_path: Path) -> None:
 
 
 def test_without_a_scene_file(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no such file, and only it says"):
+    with pytest.raises(InputError, match=r"CLEVR_train_scenes.json: there is no"):
         pack_scenes(scenes_file(tmp_path, "train"), "train", tmp_path)

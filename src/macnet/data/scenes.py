@@ -19,6 +19,7 @@ from macnet.clevr.scene_array import SCENE_DTYPE, scenes_to_array
 from macnet.data.dataset import Dataset, rows_of
 from macnet.data.pack_store import Pack, cached_pack, fingerprint, save_array
 from macnet.errors import InputError
+from macnet.files import check_is_file
 from macnet.progress import progress
 
 
@@ -50,8 +51,7 @@ def pack_scenes(path: Path, split: str, cache: Path) -> PackedScenes:
     Relations that a file records must be those that follow from the objects' places, by which
     questions are answered.
     """
-    if not path.is_file():
-        raise InputError(f"{path}: there is no such file, and only it says what is in the images")
+    check_is_file(path)
 
     def make(out: Path) -> None:
         records, name, scenes = read_records(path, "scenes"), image_pattern(split), {}
