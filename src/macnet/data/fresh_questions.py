@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from macnet.clevr.families import QUESTION_FAMILIES
+from macnet.clevr.families import GROUPS, QUESTION_FAMILIES
 from macnet.clevr.questions import IMAGES_PER_BLOCK
 from macnet.clevr.world import World, encode_questions
 from macnet.data.batches import EMPTY_SLOT, Batch, BatchSource, batch_of
@@ -48,7 +48,8 @@ BLOCKS_AHEAD = 4  # for each worker: enough that none is idle while a batch is t
 def question_groups(dataset: Dataset) -> tuple[str, ...]:
     """The groups of families that a dataset's questions are of; none if they are not known."""
     families = np.unique(dataset.questions.families).tolist()
-    return tuple({QUESTION_FAMILIES[family].group for family in families if family != UNKNOWN})
+    groups = {QUESTION_FAMILIES[family].group for family in families if family != UNKNOWN}
+    return tuple(group for group in GROUPS if group in groups)
 
 
 class FreshQuestionBatches(BatchSource):
@@ -90,6 +91,7 @@ class FreshQuestionBatches(BatchSource):
         rows = np.unique(dataset.image_rows[dataset.selected]).astype(np.int64)
         self.steps: int = -(-len(rows) // (images * n))
         """Number of batches in an epoch."""
+        # (Of the world only its questions are used: their seed, number and families.)
         world = World(seed, questions_per_image=questions, families=question_groups(dataset))
         encoder = BlockEncoder.for_world(world, dataset.vocabulary)
         self._questions, self._words = questions, encoder.words
