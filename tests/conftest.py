@@ -12,7 +12,7 @@ import torch
 
 from macnet import workers
 from macnet.clevr import generate, questions, stream
-from macnet.data import endless, generated
+from macnet.data import endless, fresh_questions, generated
 from macnet.explain import pointing
 from processes import warm
 from tiny_networks import narrow
@@ -46,7 +46,7 @@ def pytest_runtest_setup() -> None:
 @pytest.fixture(scope="module")
 def small_blocks() -> Iterator[int]:
     """Worlds are made in blocks of 50 images, not 250: their bytes are others, their rules not."""
-    users = (questions, stream, generate, generated, endless, pointing)
+    users = (questions, stream, generate, generated, endless, fresh_questions, pointing)
     with pytest.MonkeyPatch.context() as patch:
         for module in users:
             patch.setattr(module, "IMAGES_PER_BLOCK", 50)

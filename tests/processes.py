@@ -7,7 +7,7 @@ import socket
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import Pipe, get_context, resource_tracker
+from multiprocessing import Pipe, forkserver, get_context, resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -26,6 +26,8 @@ def warm() -> ForkServerContext:
     context = get_context("forkserver")
     # Optimisers import torch's compiler.
     context.set_forkserver_preload(["macnet.training.trainer", "torch._dynamo", "pytest"])
+    # Now, and not when a pool first starts a worker with SIGINT blocked: all others inherit that.
+    forkserver.ensure_running()
     return context
 
 

@@ -185,6 +185,7 @@ def test_what_was_built_and_learned_from_is_recorded(run: Path, tmp_path: Path) 
         ({"seed": 1, "width": 128}, 1),  # an endless world
         ({"left_out": 0}, 1),
         ({"left_out": 3}, None),
+        ({"left_out": 0, "fresh_questions": True}, None),
         ({"subsets": []}, 1),
         ({"subsets": [{"by": "question", "share": 0.25, "seed": 0}]}, 0.25),
         ({"subsets": [{"by": "image", "share": 0.1, "seed": 0}]}, None),

@@ -256,9 +256,9 @@ def train_share(train: object) -> float | None:
     """The share of questions that were trained on, by the metadata of the training set.
 
     It is 1 for an endless world. None if images were left out, or if the subset is one of images:
-    the paper's share is one of questions.
+    the paper's share is one of questions. Nor are new questions in every epoch a share of any.
     """
-    if not isinstance(train, Mapping) or train.get("left_out"):
+    if not isinstance(train, Mapping) or train.get("left_out") or train.get("fresh_questions"):
         return None
     rules = train.get("subsets", [])
     if rules == []:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
@@ -19,6 +20,11 @@ UNFINISHED = ".unfinished"  # a folder in the root of a world that is not comple
 def image_name(split: str, index: int) -> str:
     """File name of an image."""
     return f"CLEVR_{split}_{index:06d}.png"
+
+
+def image_pattern(split: str) -> re.Pattern[str]:
+    """Matches the file names of a split's images; its group is their index."""
+    return re.compile(rf"CLEVR_{re.escape(split)}_(\d{{6,9}})\.png", re.ASCII)
 
 
 def images_folder(root: Path, split: str) -> Path:

@@ -265,12 +265,8 @@ def from_record(
     `width` and `height` are those of the image that its `pixel_coords` refer to. If it has neither
     these nor a camera, it gets the standard camera; without lamps, it gets the standard lamps.
     """
-    items = _field(record, "objects", where, "the scene")
-    if not isinstance(items, list):
-        raise InputError(f'{where}: "objects" is not a list')
-    if len(items) > MAX_OBJECTS:
-        raise InputError(f"{where}: {len(items)} objects; a scene holds {MAX_OBJECTS} at most")
-    objects = tuple(_read_object(item, where, f"object {i}") for i, item in enumerate(items))
+    objects = read_objects(record, where)
+    items = record["objects"]
     if "camera" in record:
         camera = _vector(record["camera"], where, '"camera"')
         if math.hypot(*camera[:2]) < 1e-3:
@@ -284,6 +280,16 @@ def from_record(
         _vector(_field(lamps, name, where, '"lamps"'), where, f"lamp {name}") for name in LAMPS
     )
     return Scene(objects, camera, (key, fill, back))
+
+
+def read_objects(record: Mapping[str, Any], where: str) -> tuple[Object, ...]:
+    """The objects of a scene's record: all that questions are about."""
+    items = _field(record, "objects", where, "the scene")
+    if not isinstance(items, list):
+        raise InputError(f'{where}: "objects" is not a list')
+    if len(items) > MAX_OBJECTS:
+        raise InputError(f"{where}: {len(items)} objects; a scene holds {MAX_OBJECTS} at most")
+    return tuple(_read_object(item, where, f"object {i}") for i, item in enumerate(items))
 
 
 def _read_object(item: Any, where: str, what: str) -> Object:

@@ -21,7 +21,7 @@ MANY_WEIGHTS = 5_000_000  # of which a CPU would take days to learn anything
 ADVANCED = (
     *("val_split", "val_images", "vocabulary", "tokenizer", "min_count", "skip_missing"),
     *("replay_share", "world_seed", "world_val_images", "world_num_objects", "world_families"),
-    *("subset_images", "save_every", "capture", "model", "recipe_changes"),
+    *("subset_images", "fresh_questions", "save_every", "capture", "model", "recipe_changes"),
 )
 """Arguments that only `--help-all` shows."""
 METAVARS = {
@@ -148,10 +148,13 @@ def _describe(trainer: Trainer, recipe_name: str) -> None:
     for what, dataset in sets.items():
         if isinstance(dataset, Dataset):
             left_out = dataset.metadata["left_out"]
+            asked, words = f"{len(dataset):,} questions", dataset.metadata["words"]
+            if data.fresh_questions and dataset is data.train:
+                asked = "new questions in every epoch"
+                words = "the paper's accuracies, of training on fixed questions, are not shown"
             print(
-                f"{what} {len(dataset):,} questions about "
-                f"{len(np.unique(dataset.image_rows[dataset.selected])):,} images; "
-                f"{dataset.metadata['words']}"
+                f"{what} {asked} about "
+                f"{len(np.unique(dataset.image_rows[dataset.selected])):,} images; {words}"
                 + (f"; {left_out:,} are left out, their images are missing" if left_out else "")
             )
         elif dataset is not None:

@@ -28,15 +28,12 @@ import torch
 from torch import Tensor
 
 from macnet.data.dataset import Dataset, random_order
+from macnet.data.device_images import PinnedLoader, place_images
 from macnet.data.prefetch import Prefetcher, with_device_index
 from macnet.data.question_arrays import UNKNOWN, to_table
 from macnet.data.vocab import PAD
-from macnet.progress import progress
 
 EMPTY_SLOT = -1  # in an order: no question here
-MAX_MEMORY_SHARE = 0.5  # of a GPU's free memory for images; the rest is for training
-COPY_BYTES = 1 << 28  # copied to the device at once
-READ_THREADS = 4  # that read a batch: one alone is slower than the copy to the device
 
 
 class Batch(NamedTuple):
@@ -93,7 +90,9 @@ class BatchSource(ABC):
 
 
 def batch_of(images: Tensor, table: Tensor, words: int, question_index: Tensor) -> Batch:
-    """A batch of images and of rows of `to_table`, whose first columns are so many words."""
+    """A batch of packed images and of rows of `to_table`, whose first columns are so many words."""
+    if images.dtype != torch.uint8:  # features: their channels are last in memory for speed
+        images = images.permute(0, 3, 1, 2)
     table, filler = table.long(), question_index == UNKNOWN
     tokens, programs, rest = table.split((words, table.shape[1] - words - 3, 3), dim=1)
     lengths, answers, types = rest.T.contiguous()
@@ -183,15 +182,12 @@ class Batches(BatchSource):
         # What plans and loads has no reference to this object, which can so be garbage-collected.
         plans = _plans(dataset, order, slice(k, None, n), device, position)
         table = self._table = _QuestionTable(dataset, images, questions, device)
-        if device.type == "cuda" and not (
-            _fits(dataset.images, device) if resident is None else resident
-        ):
-            self._images = None
-            loader = _PinnedLoader(dataset.images, images, device)
-            loaded = (table.batch(loader.load(host[:images]), plan) for host, plan in plans)
-            self._samples: Iterator[tuple[Tensor, ...]] = Prefetcher(loaded, device)
+        source = self._images = place_images(dataset.images, images, device, resident=resident)
+        self._samples: Iterator[tuple[Tensor, ...]]
+        if isinstance(source, PinnedLoader):
+            loaded = (table.batch(source.load(host[:images]), plan) for host, plan in plans)
+            self._samples = Prefetcher(loaded, device)
         else:
-            self._images = _on_device(dataset.images, device)
             self._samples = ((plan,) for _, plan in plans)
 
     def sample(self) -> tuple[Tensor, ...]:
@@ -206,7 +202,7 @@ class Batches(BatchSource):
 
     def gather(self, sample: tuple[Tensor, ...]) -> Batch:
         """The batch of a sample, without a synchronization with the host."""
-        if self._images is None:
+        if isinstance(self._images, PinnedLoader):
             return super().gather(sample)
         (plan,) = sample
         rows = plan[: self._table.images]
@@ -263,54 +259,4 @@ class _QuestionTable:
     def batch(self, images: Tensor, plan: Tensor) -> Batch:
         _, questions, question_index = plan.split((self.images, self._count, self._count))
         table = self._table.index_select(0, questions)
-        if images.dtype != torch.uint8:  # features: their channels are last in memory for speed
-            images = images.permute(0, 3, 1, 2)
         return batch_of(images, table, self._words, question_index)
-
-
-# --- images ----------------------------------------------------------------------------------
-
-
-def _fits(images: np.ndarray, device: torch.device) -> bool:
-    free, _ = torch.cuda.mem_get_info(device)
-    return images.nbytes < MAX_MEMORY_SHARE * free
-
-
-def _on_device(images: np.ndarray, device: torch.device) -> Tensor:
-    """All images on the device; for a CPU they stay memory-mapped."""
-    on_disk = torch.from_numpy(images)
-    if device.type == "cpu":
-        return on_disk
-    copy = torch.empty_like(on_disk, device=device)
-    rows = max(1, COPY_BYTES * len(images) // images.nbytes)
-    with progress("to the device", "images", len(images)) as advance:
-        for source, target in zip(on_disk.split(rows), copy.split(rows), strict=True):
-            target.copy_(source)
-            advance(len(source))
-    return copy
-
-
-class _PinnedLoader:
-    """Reads images into pinned memory and copies them to the device, with two buffers in turn."""
-
-    def __init__(self, images: np.ndarray, count: int, device: torch.device) -> None:
-        self._images, self._device = images, device
-        like = torch.from_numpy(images[:1]).expand(count, *images.shape[1:])
-        self._buffers = [torch.empty_like(like, pin_memory=True) for _ in range(2)]
-        self._copied = [torch.cuda.Event() for _ in range(2)]
-        self._threads = ThreadPoolExecutor(READ_THREADS)
-
-    def load(self, rows: np.ndarray) -> Tensor:
-        self._buffers.reverse()
-        self._copied.reverse()
-        buffer, copied = self._buffers[0], self._copied[0]
-        copied.synchronize()  # the copy of the batch before the last has long ended
-        parts = (np.array_split(part, READ_THREADS) for part in (rows, buffer.numpy()))
-        list(self._threads.map(self._read, *parts))
-        images = buffer.to(self._device, non_blocking=True)
-        copied.record()
-        return images
-
-    def _read(self, rows: np.ndarray, out: np.ndarray) -> None:
-        # Clipping changes nothing, but without it numpy would fill a copy first.
-        np.take(self._images, rows, axis=0, out=out, mode="clip")

@@ -81,6 +81,9 @@ class Dataset:
     """
     format: DatasetFormat = CLEVR
     """Its labels: question types and program tokens. Collected types are in it."""
+    scenes: np.ndarray | None = None
+    """(I,) of SCENE_DTYPE: what is in each image, if that is known; cameras and lamps may not be.
+    """
 
     def __len__(self) -> int:
         """The number of selected questions."""

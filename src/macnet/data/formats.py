@@ -13,7 +13,6 @@ Readers are imported when they are used: to ask a network takes neither msgspec 
 from __future__ import annotations
 
 import os
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from macnet.clevr.program import QUESTION_TYPE_OF
-from macnet.clevr.release import UNFINISHED, image_name, images_folder
+from macnet.clevr.release import UNFINISHED, image_name, image_pattern, images_folder
 from macnet.data.question_arrays import TYPES, QuestionArrays
 from macnet.data.question_texts import QuestionTexts
 from macnet.data.unknown_words import without_unk
@@ -138,17 +137,17 @@ class CLEVRFormat(DatasetFormat):
         folder = images or root
         if is_hdf5(folder):
             return folder
-        inside = images_folder(folder, split)
+        inside, name = images_folder(folder, split), image_pattern(split)
         if inside.is_dir():
             return inside
-        if folder.is_dir() and any(_image_name(split).fullmatch(p.name) for p in folder.iterdir()):
+        if folder.is_dir() and any(name.fullmatch(p.name) for p in folder.iterdir()):
             return folder
         raise InputError(f"{inside}: there is no such folder of images")
 
     def image_files(self, folder: Path, split: str, names: Sequence[str] = ()) -> dict[int, Path]:
         """Files named otherwise than the release names the split's images are ignored."""
         files: dict[int, Path] = {}
-        name = _image_name(split)
+        name = image_pattern(split)
         with os.scandir(folder) as entries:
             for entry in entries:
                 match = name.fullmatch(entry.name)
@@ -164,10 +163,6 @@ class CLEVRFormat(DatasetFormat):
 
     def image_name(self, split: str, image: int, names: Sequence[str] = ()) -> str:
         return image_name(split, image)
-
-
-def _image_name(split: str) -> re.Pattern[str]:
-    return re.compile(rf"CLEVR_{re.escape(split)}_(\d{{6,9}})\.png", re.ASCII)
 
 
 class CLEVRHumansFormat(CLEVRFormat):

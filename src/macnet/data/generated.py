@@ -9,6 +9,7 @@ if __name__ == "__main__":  # workers are spawned, and import this file again
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import chain, islice
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 
 from macnet.clevr.questions import IMAGES_PER_BLOCK
+from macnet.clevr.scene_array import SCENE_DTYPE
 from macnet.clevr.stream import Stream
 from macnet.clevr.world import World
 from macnet.data.block_encoder import BlockEncoder
@@ -23,10 +25,13 @@ from macnet.data.dataset import Dataset
 from macnet.data.formats import CLEVR
 from macnet.data.pack_store import cached_pack, create_array, save_array, write_rows
 from macnet.data.question_arrays import QuestionArrays, from_table
+from macnet.data.scenes import open_scenes, save_scenes
 from macnet.data.vocab import OOVCounter, Vocabulary
 from macnet.errors import InputError
 from macnet.progress import progress
 from macnet.workers import one_thread
+
+VERSION = 2  # of its packs; from 2 on they have scenes
 
 
 def pack_generated(
@@ -53,6 +58,7 @@ def pack_generated(
         pixels = out / "pixels.npy"
         shape = images, world.height, world.width, 3
         start = create_array(pixels, shape, np.dtype(np.uint8))
+        scenes = np.zeros(images, SCENE_DTYPE)
         tables: list[np.ndarray] = []
         families: list[int] = []
         counts: list[int] = []  # of the questions about each image
@@ -67,6 +73,7 @@ def pack_generated(
                 first = IMAGES_PER_BLOCK * block.number
                 seen = block.images[: images - first]
                 write_rows(pixels, start, first, seen.cpu().numpy())
+                scenes[first : first + len(seen)] = block.scenes[: len(seen)]
                 table, families_by_image = block.questions
                 wanted = families_by_image[: len(seen)]
                 counts += map(len, wanted)
@@ -86,15 +93,19 @@ def pack_generated(
         )
         for name, column in vars(columns).items():
             save_array(out / f"{name}.npy", column)
+        save_scenes(out, scenes)
 
     recipe = {
+        "version": VERSION,
         "world": world.to_record(),
         "split": split,
         "count": images,
         "vocabulary": vocabulary.to_record(),
     }
     made = cached_pack(cache, "world", recipe, make)
-    columns = QuestionArrays(**{name: a for name, a in made.arrays.items() if name != "pixels"})
+    columns = QuestionArrays(
+        **{field.name: made.arrays[field.name] for field in fields(QuestionArrays)}
+    )
     metadata = {
         "questions": f"{split} of the generated {world}",
         "images": f"the first {images:,}",
@@ -106,4 +117,7 @@ def pack_generated(
         "format": CLEVR.name,
     }
     every = np.arange(len(columns), dtype=np.int32)
-    return Dataset(made.arrays["pixels"], columns, columns.images, every, vocabulary, metadata)
+    pixels, scenes = made.arrays["pixels"], open_scenes(made)
+    return Dataset(
+        pixels, columns, columns.images, every, vocabulary, metadata, CLEVR, scenes=scenes
+    )

@@ -19,6 +19,7 @@ from macnet.clevr.world import QUESTIONS_PER_IMAGE, RELEASED_SIZE, World, genera
 from macnet.data.dataset import Dataset, Subset
 from macnet.data.generated import pack_generated
 from macnet.data.pack import pack_split
+from macnet.data.scenes import pack_scenes
 from macnet.data.splits import find_split
 from macnet.data.vocab import Vocabulary
 from macnet.errors import InputError
@@ -53,9 +54,19 @@ class DiskDataset:
         return f"the questions of {self.split} of {self.data}"
 
     def open(
-        self, vocabulary: Vocabulary, options: LoadOptions, *, training: bool = False
+        self,
+        vocabulary: Vocabulary,
+        options: LoadOptions,
+        *,
+        training: bool = False,
+        with_scenes: bool = False,
     ) -> Dataset:
-        """The dataset, encoded for training or to be asked, which matters for unknown words."""
+        """The dataset, encoded for training or to be asked, which matters for unknown words.
+
+        `with_scenes`: with those of CLEVR's scene file, which must be there.
+        """
+        path = scenes_file(self.data, self.split)
+        scenes = pack_scenes(path, self.split, options.cache) if with_scenes else None
         dataset = pack_split(
             find_split(self.data, self.split, self.images),
             options.cache,
@@ -69,7 +80,11 @@ class DiskDataset:
         images = None if self.images is None else str(self.images.resolve())
         source = {**vars(self), "data": str(self.data.resolve()), "images": images}
         del source["question_types"]  # the dataset's metadata has them
-        return replace(dataset, metadata={**dataset.metadata, "source": source})
+        return replace(
+            dataset,
+            metadata={**dataset.metadata, "source": source},
+            scenes=None if scenes is None else scenes.of(dataset),
+        )
 
     def scenes(self, images: Sequence[int], options: LoadOptions) -> dict[int, Scene]:
         """The scenes of images, by id, of a dataset that comes with CLEVR's scene files."""

@@ -11,10 +11,12 @@ from typing import Literal
 import numpy as np
 
 from macnet.checkpoint import TrainedNetwork
+from macnet.clevr.release import scenes_file
 from macnet.clevr.scene import MAX_OBJECTS, MIN_OBJECTS
 from macnet.clevr.world import World, check_families, check_num_objects
 from macnet.data.block_encoder import world_texts
 from macnet.data.dataset import Subset
+from macnet.data.formats import CLEVR
 from macnet.data.pack import contains_unk, pack_vocabulary
 from macnet.data.sources import DiskDataset, GeneratedDataset, LoadOptions
 from macnet.data.splits import find_questions
@@ -57,6 +59,7 @@ class DataOptions:
     world_families: tuple[str, ...] = ()
     subset_questions: float | None = None
     subset_images: float | None = None
+    fresh_questions: bool = False
     validate_on: int | None = None
 
     def __post_init__(self) -> None:
@@ -70,6 +73,11 @@ class DataOptions:
             raise InputError(f"`replay_share` is {self.replay_share}; it must lie between 0 and 1")
         if self.subset_questions is not None and self.subset_images is not None:
             raise InputError("`subset_questions` and `subset_images` are given; choose one")
+        if self.subset_questions is not None and self.fresh_questions:
+            raise InputError(
+                "`subset_questions` is given, but `fresh_questions` replaces all of them; give "
+                "`subset_images`, or leave out one of the two"
+            )
 
     def check_unused(self, names: Collection[str], why: str) -> None:
         """Check that options which mean nothing now are as they are by default."""
@@ -99,6 +107,11 @@ def open_training_data(
 def _open_world(
     options: DataOptions, start: TrainedNetwork | None, load: LoadOptions
 ) -> TrainingData:
+    if options.fresh_questions and options.world_images is None:
+        raise InputError(
+            "`fresh_questions` is given, but all questions about a world without an end are new; "
+            "give `world_images`, or leave it out"
+        )
     words = Vocabulary.build(world_texts()) if start is None else start.vocabulary
     val = GeneratedDataset(
         options.world_seed,
@@ -111,7 +124,7 @@ def _open_world(
     if options.world_images is None:
         return TrainingData(val.world(load.size), validated)
     train = replace(val, split="train", count=options.world_images)
-    return TrainingData(train.open(words, load), validated)
+    return TrainingData(train.open(words, load), validated, fresh_questions=options.fresh_questions)
 
 
 def _open_disk(
@@ -129,10 +142,25 @@ def _open_disk(
     for name in ("vocabulary", "tokenizer"):
         if start is not None and getattr(options, name):
             raise InputError(f"`{name}` is given, but {start.path} has a vocabulary of its own")
+    fresh = options.fresh_questions
+    if fresh and format is not CLEVR:
+        raise InputError(
+            f"`fresh_questions` is given, but {data} has the format {format.name}; only questions "
+            "as CLEVR's can be generated"
+        )
+    if fresh and not (scenes := scenes_file(data, split)).is_file():
+        raise InputError(
+            f"`fresh_questions` is given, but there is no file {scenes}, which would say what is "
+            "in the images"
+        )
     known = options.vocabulary if start is None else start.vocabulary  # it may grow by the data's
     words = pack_vocabulary(data, split, load.cache, known, options.tokenizer, options.min_count)
+    if fresh:  # a small dataset may lack words of questions that it could have had
+        words = words.extended(world_texts(), min_count=1)
     learned = [
-        DiskDataset(path, split, images, options.skip_missing).open(words, load, training=True)
+        DiskDataset(path, split, images, options.skip_missing).open(
+            words, load, training=True, with_scenes=fresh and path == data
+        )
         for path in (data, _path(options.replay))
         if path is not None
     ]
@@ -147,7 +175,8 @@ def _open_disk(
         options.skip_missing,
         train.format.question_types,
     ).open(words, load)
-    return TrainingData(train, val, *(old and (old[0], options.replay_share)))
+    training_data = TrainingData(train, val, *(old and (old[0], options.replay_share)))
+    return replace(training_data, fresh_questions=fresh)
 
 
 def _path(given: Location | None) -> Path | None:

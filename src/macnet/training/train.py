@@ -97,6 +97,7 @@ def train(
     size: tuple[int, int] | None = None,
     subset_questions: float | None = None,
     subset_images: float | None = None,
+    fresh_questions: bool = False,
     validate_on: int | None = None,
     cache: Location | None = None,
     seed: int = 0,
@@ -147,6 +148,8 @@ def train(
         size: Width and height of images in pixels; by default 128x128, or as in `start`.
         subset_questions: Train on a share of the questions, such as 0.1, as the paper does.
         subset_images: Train on all questions about a share of the images.
+        fresh_questions: Generate new questions about the training images in every epoch, for which
+            their scenes must be known; the paper's accuracies are not comparable then.
         validate_on: Validate on so many questions at most, about images chosen at random.
         cache: The folder for packed data; by default $MACNET_CACHE or ~/.cache/macnet.
         seed: The seed of initial weights, order of questions, dropout and subsets.

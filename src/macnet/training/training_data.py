@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -11,10 +10,12 @@ import numpy as np
 import torch
 
 from macnet import distributed
+from macnet.clevr.families import families_of
 from macnet.clevr.world import World
 from macnet.data.batches import Batches, BatchSource
 from macnet.data.dataset import Dataset, Subset
 from macnet.data.endless import EndlessBatches
+from macnet.data.fresh_questions import FreshQuestionBatches, question_groups
 from macnet.data.question_arrays import UNKNOWN
 from macnet.data.replay import ReplayMixture, source_positions
 from macnet.data.spec import DataSpec
@@ -40,6 +41,8 @@ class TrainingData:
     """Data to mix in, from an earlier training, so that the network forgets less."""
     replay_share: float = 0.0
     """The share of batches that come from `replay`."""
+    fresh_questions: bool = False
+    """Whether every epoch has new questions about the images of `train`, in place of its own."""
 
     def __post_init__(self) -> None:
         for dataset in (self.val, self.train, self.replay):
@@ -53,6 +56,11 @@ class TrainingData:
                     f"the world is rendered as {rendered}, but the images to validate on are "
                     f"{images.shape[1:]} of {images.dtype}; they must be alike"
                 )
+        if self.fresh_questions and (isinstance(self.train, World) or self.train.scenes is None):
+            raise InputError(
+                "`fresh_questions` are about a dataset of which it is known what is in its images; "
+                "this is none"
+            )
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -77,20 +85,18 @@ class TrainingData:
         train = self.check(recipe, subset)
         images = recipe.images // distributed.size()
         shard = distributed.rank(), distributed.size()
-        batches = partial(
-            Batches,
-            images=images,
-            questions=recipe.questions,
-            seed=seed,
-            device=device,
-            shard=shard,
-        )
+        settings: dict[str, Any] = {
+            **{"images": images, "questions": recipe.questions, "seed": seed},
+            **{"device": device, "shard": shard},
+        }
         new, old = position, 0
         if self.replay is not None:
             new, old = source_positions(position, self.replay_share)
         main: BatchSource
-        if isinstance(train, Dataset):
-            main = batches(train, position=new)
+        if isinstance(train, Dataset) and self.fresh_questions:
+            main = FreshQuestionBatches(train, position=new, workers=workers, **settings)
+        elif isinstance(train, Dataset):
+            main = Batches(train, position=new, **settings)
         else:
             main = EndlessBatches(
                 replace(train, questions_per_image=recipe.questions),
@@ -103,7 +109,8 @@ class TrainingData:
             )
         if self.replay is None:
             return main
-        return ReplayMixture(main, batches(self.replay, position=old), self.replay_share)
+        replayed = Batches(self.replay, position=old, **settings)
+        return ReplayMixture(main, replayed, self.replay_share)
 
     def check(
         self, recipe: Recipe, subset: Subset | None, *, programs: bool = False
@@ -124,11 +131,13 @@ class TrainingData:
                     "augmented"
                 )
         train = self.train
-        if isinstance(train, World) and recipe.questions > (most := len(train.question_families)):
-            raise InputError(
-                f"`recipe.questions` is {recipe.questions}; it must be {most} at most, because "
-                f"each question about an image of the world is of another of its {most} families"
-            )
+        if isinstance(train, World) or self.fresh_questions:
+            groups = train.families if isinstance(train, World) else question_groups(train)
+            if recipe.questions > (most := len(families_of(groups))):
+                raise InputError(
+                    f"`recipe.questions` is {recipe.questions}; it must be {most} at most, because "
+                    f"each question generated about an image is of another of {most} families"
+                )
         if subset is not None:
             if isinstance(train, World):
                 raise InputError("an endless world has no subset; give `world_images`")
@@ -137,11 +146,17 @@ class TrainingData:
                     "a stage learns from a subset of the questions, but `replay` would add all of "
                     "its own; leave out one of `programs` and `replay`"
                 )
+            if self.fresh_questions:
+                raise InputError(
+                    "a stage learns from a subset of the questions, but `fresh_questions` replaces "
+                    "all of them in every epoch; leave out one of `programs` and `fresh_questions`"
+                )
             train = train.subset(subset)
         for dataset in (train, self.replay):
             if isinstance(dataset, Dataset):
-                _check_batch(recipe, dataset)
-                if programs:
+                fresh = self.fresh_questions and dataset is train
+                _check_batch(recipe, dataset, fresh=fresh)
+                if programs and not fresh:
                     _check_programs(dataset)
         return train
 
@@ -158,17 +173,19 @@ class TrainingData:
     def to_record(self) -> dict[str, Any]:
         """The metadata of the datasets, for the metadata of a run."""
         train = self.train.to_record() if isinstance(self.train, World) else self.train.metadata
+        if self.fresh_questions:
+            train = {**train, "fresh_questions": True}
         replay = self.replay and {"share": self.replay_share, **self.replay.metadata}
         return {"train": train, "val": self.val.metadata, "replay": replay}
 
 
-def _check_batch(recipe: Recipe, dataset: Dataset) -> None:
+def _check_batch(recipe: Recipe, dataset: Dataset, *, fresh: bool) -> None:
     """Check that a batch is not larger than the dataset, and so filled up with repetitions.
 
     A batch of the usual size may be: a dataset for a first try is small, and that costs little.
     """
     dataset.check_not_empty()
-    most, groups = _count_groups(recipe, dataset)
+    most, groups = _count_groups(recipe, dataset, fresh=fresh)
     if recipe.questions > max(most, USUAL["questions"]):
         raise InputError(
             f"`recipe.questions` is {recipe.questions:,}, but {dataset.name} has {most:,} "
@@ -182,9 +199,14 @@ def _check_batch(recipe: Recipe, dataset: Dataset) -> None:
         )
 
 
-def _count_groups(recipe: Recipe, dataset: Dataset) -> tuple[int, int]:
-    """The most questions about an image, and the number of groups that batches are made of."""
+def _count_groups(recipe: Recipe, dataset: Dataset, *, fresh: bool = False) -> tuple[int, int]:
+    """The most questions about an image, and the number of groups that batches are made of.
+
+    Of `fresh` questions there are as many about each image as the recipe says.
+    """
     _, counts = np.unique(dataset.image_rows[dataset.selected], return_counts=True)
+    if fresh:
+        counts[:] = recipe.questions
     return int(counts.max()), int((-(-counts // recipe.questions)).sum())
 
 
