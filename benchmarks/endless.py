@@ -97,7 +97,7 @@ def learning(
         own = Learner(network, objective, plan.recipe, source, torch.device("cuda"))
 
         def read_every_few_steps() -> None:
-            for _ in range(READ_EVERY):
+            for _ in range(READ_EVERY["cuda"]):
                 own.step(0, 1e-4)
             own.meters()
 
@@ -107,10 +107,11 @@ def learning(
     steps: dict[str, list[float]] = {"on_a_batch_that_stays": [], "on_the_stream": []}
     for _ in range(args.repeats):
         steps["on_a_batch_that_stays"].append(rate(still, args.seconds / 2))
-        for _ in range(stock // READ_EVERY):  # what was made ahead meanwhile is no measure
+        # What was made ahead meanwhile is no measure.
+        for _ in range(stock // READ_EVERY["cuda"] + 1):
             fed()
         steps["on_the_stream"].append(rate(fed, args.seconds))
-    per_call = READ_EVERY * len(batch.answers)
+    per_call = READ_EVERY["cuda"] * len(batch.answers)
     found: dict[str, Any] = {"preset": args.preset}
     for name, rates in steps.items():
         found[f"questions_per_second_{name}"] = sorted(round(per_call * r) for r in rates)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from macnet.training.muon import ADAM_RMS, MOMENTUM, Muon, is_matrix, orthogonalize
+from macnet.training import muon
+from macnet.training.muon import (
+    ADAM_RMS,
+    MOMENTUM,
+    Muon,
+    is_matrix,
+    orthogonalize,
+    plan_stacks,
+)
 
 
 @settings(deadline=None, max_examples=30)
@@ -34,6 +43,33 @@ def test_the_orthogonal_of_nothing_is_nothing() -> None:
     assert orthogonalize(torch.zeros(2, 3, 4)).eq(0).all()
 
 
+def test_zeros_around_a_matrix_change_nothing() -> None:
+    matrices = torch.randn(3, 5, 9, generator=torch.Generator().manual_seed(0))
+    larger = torch.zeros(3, 8, 16)
+    larger[:, :5, :9] = matrices
+    found = orthogonalize(larger)
+    torch.testing.assert_close(found[:, :5, :9], orthogonalize(matrices))
+    assert found[:, 5:].eq(0).all()
+    assert found[:, :, 9:].eq(0).all()
+
+
+def test_a_stack_holds_smaller_matrices_where_zeros_are_cheap() -> None:
+    shapes = [(4, 6), (6, 4), (3, 4, 6), (5, 2, 3, 3), (7, 7), (2, 3)]
+    weights = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+
+    def found(**options: int) -> list[tuple[int, int, list[int]]]:
+        stacks = plan_stacks(weights, **options)
+        return [(s.rows, s.columns, [w.dim() for w in s.holds]) for s in stacks]
+
+    assert found() == [(5, 18, [4]), (7, 7, [2]), (4, 6, [2, 2, 3]), (2, 3, [2])]
+    assert found(multiple=8)[0] == (8, 24, [4])
+    # (2, 3) fits into (4, 6) at the cost of 4 · 4² · 6 + 2 · 4³ − (4 · 2² · 3 + 2 · 2³) operations,
+    # five times.
+    assert found(waste=2_240)[2] == (4, 6, [2, 2, 3, 2])
+    assert len(found(waste=2_239)) == 4
+    assert len(found(waste=10**9)) == 2
+
+
 def named(*weights: nn.Parameter) -> list[tuple[str, nn.Parameter]]:
     return [(f"weight {i}", weight) for i, weight in enumerate(weights)]
 
@@ -54,7 +90,11 @@ def by_hand(weight: Tensor, gradients: list[Tensor], rate: float, decay: float) 
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_each_matrix_takes_its_own_step_and_all_else_that_of_adamw(decay: float) -> None:
+@pytest.mark.parametrize("waste", [0, 10**9])
+def test_each_matrix_takes_its_own_step_and_all_else_that_of_adamw(
+    decay: float, waste: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(muon, "plan_stacks", partial(plan_stacks, waste=waste))
     torch.manual_seed(0)
     # Of some shapes there are several, upright and lying; a stack holds one to a step.
     shapes = [(4, 6), (6, 4), (4, 6), (3, 4, 6), (5, 2, 3, 3), (7, 7)]
@@ -62,7 +102,7 @@ def test_each_matrix_takes_its_own_step_and_all_else_that_of_adamw(decay: float)
     vectors = [nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(1, 8))]
     twins = [nn.Parameter(vector.detach().clone()) for vector in vectors]
     before = [weight.detach().clone() for weight in weights]
-    muon = Muon(named(*weights, *vectors), lr=0.01, weight_decay=decay)
+    optimizer = Muon(named(*weights, *vectors), lr=0.01, weight_decay=decay)
     adamw = torch.optim.AdamW(twins, lr=0.01, weight_decay=decay)
     steps = [[torch.randn_like(weight) for weight in weights] for _ in range(3)]
     for gradients in steps:
@@ -71,7 +111,7 @@ def test_each_matrix_takes_its_own_step_and_all_else_that_of_adamw(decay: float)
         for vector, twin in zip(vectors, twins, strict=True):
             vector.grad = torch.randn_like(vector)
             twin.grad = vector.grad.clone()
-        muon.step()
+        optimizer.step()
         adamw.step()
     for i, (weight, start) in enumerate(zip(weights, before, strict=True)):
         own = [gradients[i] for gradients in steps]

@@ -24,8 +24,9 @@ from macnet.training.log import TrainingLog
 from macnet.training.run_folder import RunFolder, TrainState
 from macnet.training.step import Learner, Meters
 
-READ_EVERY = 10  # steps between readings of the meters, each of which waits for the device
-LOG_LINES = 50  # in an epoch
+# Steps between readings of the meters, each of which waits for the device and other processes.
+READ_EVERY = {"cpu": 10, "cuda": 40}
+LOG_LINES = 50  # in an epoch, at most
 DIVERGED = 10  # times the loss of a uniform guess: training does not recover from there
 # The authors halve the rate after an epoch if the loss before it was below the second number and
 # has fallen by less than the first, as long as the rate is above the third.
@@ -104,9 +105,9 @@ class Loop:
             )
         self._schedule = Schedule(recipe, self._steps, steps_per_epoch)
         self._validate_every = max(1, round(recipe.validate_every * steps_per_epoch))
-        self._log_every = max(1, steps_per_epoch // LOG_LINES)
         waits = learner.device.type != "cpu" or distributed.size() > 1
-        self._read_every = READ_EVERY if waits else 1
+        self._read_every = READ_EVERY[learner.device.type] if waits else 1
+        self._log_every = max(self._read_every, steps_per_epoch // LOG_LINES)
         self._max_loss = DIVERGED * uniform_loss
         self._save_every, self._saved_at = save_every, time.monotonic()
         self._started_at = time.monotonic() - state.seconds

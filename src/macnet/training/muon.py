@@ -26,8 +26,9 @@ MOMENTUM = 0.95
 POLYNOMIAL, ITERATIONS = (3.4445, -4.7750, 2.0315), 5
 ADAM_RMS = 0.2  # the root mean square of Adam's steps, in learning rates
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of AdamW
-# Operations with zeros that are cheaper than another stack of matrices: 40 µs of an H200's.
-MAX_WASTE = 12_000_000_000
+# On a GPU, so many operations with zeros (40 µs of an H200's) are cheaper than to start the kernels
+# of another stack; and tensor cores are slow where the size of a matrix is no multiple of 8.
+ON_A_GPU = {"waste": 12_000_000_000, "multiple": 8}
 
 
 class Muon:
@@ -79,7 +80,8 @@ class Muon:
         """Make a step with the gradients of the weights."""
         weights = [weight for weight in self._matrices if weight.grad is not None]
         pushes = dict(zip(weights, self._nesterov(weights), strict=True))
-        stacks = plan_stacks(weights)
+        on_gpu = bool(weights) and weights[0].is_cuda
+        stacks = plan_stacks(weights, **(ON_A_GPU if on_gpu else {}))
         tasks = [partial(self._step_together, stack, pushes) for stack in stacks]
         device = (self._matrices + self._others)[0].device
         run_side_by_side([*tasks, self._step_others], device)
@@ -150,10 +152,13 @@ class Stack(NamedTuple):
     holds: list[nn.Parameter]
 
 
-def plan_stacks(weights: Sequence[nn.Parameter]) -> list[Stack]:
-    """Which weights share a stack: on a CPU those of one shape, on a GPU few stacks hold all.
+def plan_stacks(
+    weights: Sequence[nn.Parameter], *, waste: int = 0, multiple: int = 1
+) -> list[Stack]:
+    """Which weights share a stack: those of one shape, or its transpose.
 
-    There, starting the kernels of a stack takes longer than computing with some zeros.
+    Those of a smaller shape do, too, if that takes at most `waste` operations more. The sizes of
+    stacks are multiples of `multiple`.
     """
     same_shape = defaultdict[tuple[int, int], list[nn.Parameter]](list)
     for weight in weights:
@@ -161,22 +166,19 @@ def plan_stacks(weights: Sequence[nn.Parameter]) -> list[Stack]:
         same_shape[rows, columns].append(weight)
     stacks: list[Stack] = []
     for (rows, columns), few in sorted(same_shape.items(), key=lambda item: -math.prod(item[0])):
-        count, spare = sum(len(stacked(weight)) for weight in few), 0
-        if few[0].is_cuda:
-            spare = MAX_WASTE + count * _operations(rows, columns)
-        larger = [
+        count = sum(len(stacked(weight)) for weight in few)
+        most = count * _operations(rows, columns) + waste
+        fitting = [
             stack
             for stack in stacks
             if stack.rows >= rows
             and stack.columns >= columns
-            and count * _operations(stack.rows, stack.columns) <= spare
+            and count * _operations(stack.rows, stack.columns) <= most
         ]
-        if larger:
-            best = min(larger, key=lambda stack: _operations(stack.rows, stack.columns))
+        if fitting:
+            best = min(fitting, key=lambda stack: _operations(stack.rows, stack.columns))
             best.holds.extend(few)
         else:
-            # Tensor cores are slow where the size of a matrix is no multiple of 8.
-            multiple = 8 if few[0].is_cuda else 1
             rows, columns = (-(-size // multiple) * multiple for size in (rows, columns))
             stacks.append(Stack(rows, columns, few))
     return stacks
