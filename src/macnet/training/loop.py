@@ -105,9 +105,9 @@ class Loop:
             )
         self._schedule = Schedule(recipe, self._steps, steps_per_epoch)
         self._validate_every = max(1, round(recipe.validate_every * steps_per_epoch))
-        waits = learner.device.type != "cpu" or distributed.size() > 1
-        self._read_every = READ_EVERY[learner.device.type] if waits else 1
-        self._log_every = max(self._read_every, steps_per_epoch // LOG_LINES)
+        on_gpu, kind = learner.device.type == "cuda", learner.device.type
+        self._read_every = READ_EVERY[kind] if on_gpu or distributed.size() > 1 else 1
+        self._log_every = max(self._read_every if on_gpu else 1, steps_per_epoch // LOG_LINES)
         self._max_loss = DIVERGED * uniform_loss
         self._save_every, self._saved_at = save_every, time.monotonic()
         self._started_at = time.monotonic() - state.seconds
