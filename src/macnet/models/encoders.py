@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +16,7 @@ from macnet.models.config import BLOCKS, WIDTHS, MACConfig
 from macnet.models.kernels.deferred_grad import linear_with_fast_bias_grad
 from macnet.models.layers import Linear, apply_mask, compute_dtype, variational_dropout_mask
 from macnet.models.lstm import BiLSTM
-from macnet.models.norm import Activation, BatchNorm2d
+from macnet.models.norm import BatchNorm2d
 
 PAD = 0
 """The token that fills up short questions."""
@@ -124,10 +123,9 @@ class FeatureEncoder(nn.Module):
         super().__init__()
         self.channels = channels or config.channels
         self.rate = config.dropout.image
-        self.normalized = channels is not None
-        conv = partial(NormalizedConv, activation="elu") if self.normalized else _conv
-        self.first = conv(self.channels, config.d, coordinates=config.coordinates)
-        self.second = conv(config.d, config.d)
+        conv, d = _conv if channels is None else _normalized_conv, config.d
+        self.first = conv(self.channels, d, coordinates=config.coordinates)
+        self.second = conv(d, d)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def forward(self, maps: Tensor) -> KnowledgeBase:
@@ -140,8 +138,7 @@ class FeatureEncoder(nn.Module):
         dtype = compute_dtype(next(self.parameters()))
         maps = maps.to(dtype, memory_format=torch.channels_last)
         for convolution in (self.first, self.second):
-            maps = convolution(F.dropout(maps, self.rate, self.training))
-            maps = maps if self.normalized else F.elu(maps)
+            maps = F.elu(convolution(F.dropout(maps, self.rate, self.training)))
         return KnowledgeBase(maps.flatten(2).transpose(1, 2))  # (N, d, H, W) → (N, L, d)
 
 
@@ -150,12 +147,11 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.first = NormalizedConv(width, width, "relu")
-        self.second = NormalizedConv(width, width, "relu", scale=0)
+        self.first = _normalized_conv(width, width)
+        self.second = _normalized_conv(width, width, scale=0)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.second(self.first(x), residual=x)
-        return y
+        return F.relu(x + self.second(F.relu(self.first(x))))
 
 
 class PixelBackbone(nn.Sequential):
@@ -176,8 +172,7 @@ class PixelBackbone(nn.Sequential):
         layers: list[nn.Module] = []
         channels = (3 + 2 * coordinates, *widths[:-1])
         for inputs, outputs, count in zip(channels, widths, blocks, strict=True):
-            # Where the identity is, a ReLU once was; weights are saved under these numbers.
-            layers += [NormalizedConv(inputs, outputs, "relu", stride=2), nn.Identity()]
+            layers += [_normalized_conv(inputs, outputs, stride=2), nn.ReLU()]
             layers += [ResidualBlock(outputs) for _ in range(count)]
         super().__init__(*layers)
         self.coordinates = coordinates
@@ -235,31 +230,15 @@ class CoordinateConv2d(nn.Conv2d):
         return F.conv2d(maps, of_maps, padding=1) + there
 
 
-class NormalizedConv(nn.Sequential):
-    """activation(norm(convolution(x)) + residual): maps (N, C, H, W) like the residual, if any."""
-
-    def __init__(
-        self,
-        inputs: int,
-        outputs: int,
-        activation: Activation,
-        *,
-        stride: int = 1,
-        scale: float = 1,
-        coordinates: bool = False,
-    ) -> None:
-        """`scale`: the initial one of the normalisation."""
-        # Without a bias: the normalisation would take it away again.
-        convolution = _conv(inputs, outputs, stride, bias=False, coordinates=coordinates)
-        norm = BatchNorm2d(outputs)
-        nn.init.constant_(norm.weight, scale)
-        super().__init__(convolution, norm)
-        self.activation = activation
-
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        convolution, norm = self
-        y: Tensor = norm(convolution(x), self.activation, residual)
-        return y
+def _normalized_conv(
+    inputs: int, outputs: int, stride: int = 1, scale: float = 1, coordinates: bool = False
+) -> nn.Sequential:
+    """A convolution and batch normalisation, whose scale starts at `scale`."""
+    # Without a bias: the normalisation would take it away again.
+    convolution = _conv(inputs, outputs, stride, bias=False, coordinates=coordinates)
+    norm = BatchNorm2d(outputs)
+    nn.init.constant_(norm.weight, scale)
+    return nn.Sequential(convolution, norm)
 
 
 def _conv(

@@ -1,13 +1,11 @@
 """Batch normalisation over the batch of all processes, so that several train as one does.
 
-`torch.nn.SyncBatchNorm` does not support tensors on a CPU, where the tests run. In low precision on
-a GPU, one process normalises by Triton kernels that do what follows along with it.
+`torch.nn.SyncBatchNorm` does not support tensors on a CPU, where the tests run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +15,6 @@ from torch.nn import functional as F
 
 from macnet import distributed
 from macnet.errors import InputError
-from macnet.models.layers import can_use_triton
-
-Activation = Literal["relu", "elu"]
-ACTIVATIONS: Mapping[Activation, Callable[[Tensor], Tensor]] = {"relu": F.relu, "elu": F.elu}
 
 
 class BatchNorm2d(nn.BatchNorm2d):
@@ -29,28 +23,16 @@ class BatchNorm2d(nn.BatchNorm2d):
     Each process must have a part of the batch of the same shape.
     """
 
-    def forward(
-        self, x: Tensor, activation: Activation | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        """activation(norm(x) + residual), each of which may be left out: all (N, C, H, W)."""
+    def forward(self, x: Tensor) -> Tensor:
+        # x: (N, C, H, W)
+        values = x.numel() // x.shape[1] * distributed.size()  # of a channel
         if self.training:
-            check_values(x.numel() // x.shape[1] * distributed.size())
-        if self.affine and can_fuse_norm(self, x):
-            from macnet.models.kernels.batch_norm import normalize
-
-            return normalize(x, self, activation, residual)
-        y = self.normalize(x)
-        if residual is not None:
-            y = y + residual
-        return ACTIVATIONS[activation](y) if activation else y
-
-    def normalize(self, x: Tensor) -> Tensor:
-        """The normalisation alone, by functions of torch."""
+            check_values(values)
         if not self.training or distributed.size() == 1:
             return super().forward(x)
         assert self.running_mean is not None
         mean, var = _mean_and_variance(x.detach().to(self.running_mean.dtype))
-        self.track(mean, var, x.numel() // x.shape[1] * distributed.size())
+        self.track(mean, var, values)
         weight = torch.ones_like(var) if self.weight is None else self.weight
         bias = torch.zeros_like(mean) if self.bias is None else self.bias
         y: Tensor = _Normalize.apply(x, weight, bias, mean, var, self.eps)  # type: ignore[no-untyped-call]
@@ -66,12 +48,6 @@ class BatchNorm2d(nn.BatchNorm2d):
         self.num_batches_tracked += 1
         self.running_mean.lerp_(mean, self.momentum)
         self.running_var.lerp_(var * (values / (values - 1)), self.momentum)
-
-
-def can_fuse_norm(norm: BatchNorm2d, maps: Tensor) -> bool:
-    """Whether a kernel does normalisation and what follows it; not over several processes."""
-    alone = distributed.size() == 1
-    return norm.training and alone and can_use_triton(maps.device, maps.dtype)
 
 
 def check_values(count: int) -> None:

@@ -25,13 +25,14 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from macnet import distributed
 from macnet.configuration import check_fields
 from macnet.data.spec import DataSpec
 from macnet.models.encoders import PAD, coordinates, embed_tokens, question_lengths
 from macnet.models.gru import gru_last_state
-from macnet.models.layers import compute_dtype
+from macnet.models.layers import can_use_triton, compute_dtype
 from macnet.models.mac import check_group_sizes
-from macnet.models.norm import BatchNorm2d, can_fuse_norm
+from macnet.models.norm import BatchNorm2d
 from macnet.models.recipe import FAST_WITH_EMA, Recipe
 from macnet.models.system import System, TrainingSpec
 from macnet.models.systems.inputs import FeatureMaps, StridedCNN, check_questions
@@ -129,8 +130,7 @@ class Stem(nn.Module):
 
     def forward(self, maps: Tensor, *, literal: bool = False) -> Tensor:
         convolve = self.convolution.literal if literal else self.convolution
-        normalized: Tensor = self.norm(convolve(maps), "relu")
-        return normalized
+        return F.relu(self.norm(convolve(maps)))
 
 
 class FiLMBlock(nn.Module):
@@ -157,6 +157,12 @@ class FiLMBlock(nn.Module):
         r = F.relu(self.project.literal(maps))
         x = self.norm(self.convolution(r))
         return r + F.relu(gamma[..., None, None] * x + beta[..., None, None])
+
+
+def can_fuse_norm(norm: BatchNorm2d, maps: Tensor) -> bool:
+    """Whether a kernel does normalisation and what follows it; not over several processes."""
+    alone = distributed.size() == 1
+    return norm.training and alone and can_use_triton(maps.device, maps.dtype)
 
 
 def modulate(r: Tensor, x: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
