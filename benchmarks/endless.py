@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile
 
 from macnet.clevr.backend import fastest_backend
 from macnet.clevr.questions import IMAGES_PER_BLOCK
@@ -72,14 +71,6 @@ def of_device(world: World, device: str, seconds: float) -> dict[str, float]:
         "rendered_images_per_second": round(IMAGES_PER_BLOCK * rendered),
         "tested_scenes_per_second": round(IMAGES_PER_BLOCK * tested),
     }
-
-
-def kernel_seconds(run: Callable[[], object]) -> float:
-    """How long kernels ran, whoever started them, during one call; they may overlap."""
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        run()
-        wait()
-    return sum(event.self_device_time_total for event in profiler.key_averages()) / 1e6
 
 
 def learning(
@@ -159,9 +150,6 @@ def main() -> None:
         rates = sorted(round(images * world.questions_per_image) for images in delivered)
         note(questions_per_second=rates)
         if on_cuda:
-            count = 4 * IMAGES_PER_BLOCK // args.images
-            busy = kernel_seconds(lambda: [next(batches) for _ in range(count)])
-            note(gpu_milliseconds_per_1000_images=round(busy / count / args.images * 1e6, 1))
             note(learning=learning(batches, vocabulary, stock, args))
     keep(
         args.out,

@@ -14,28 +14,27 @@ CPU = torch.device("cpu")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 
 
-def compute(x: Tensor, weight: Tensor) -> Tensor:
-    """What is computed beside comes first, and is used last."""
+def compute(x: Tensor, own: Tensor, other: Tensor) -> Tensor:
+    """What is computed beside comes first, and is used last; it has a weight to itself."""
     with SideStream(x.device) as side:
-        beside = (x @ weight).relu() @ weight
-    own = x.tanh()
+        beside = (x @ other).relu() @ other
+    here = x.tanh()
     side.join(beside)
-    return own @ weight + beside
+    return here @ own + beside
 
 
-def in_turn(x: Tensor, weight: Tensor) -> Tensor:
-    return x.tanh() @ weight + (x @ weight).relu() @ weight
+def in_turn(x: Tensor, own: Tensor, other: Tensor) -> Tensor:
+    return x.tanh() @ own + (x @ other).relu() @ other
 
 
-def given(device: torch.device) -> tuple[Tensor, Tensor]:
+def given(device: torch.device) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(64, 64, generator=generator) for _ in range(2))
-    return x.to(device), (weight / 8).to(device).requires_grad_()
+    x, *weights = (torch.randn(64, 64, generator=generator) / 8 for _ in range(3))
+    return [x.to(device), *(weight.to(device).requires_grad_() for weight in weights)]
 
 
-def gradient(weight: Tensor) -> Tensor:
-    assert weight.grad is not None
-    return weight.grad
+def gradients(*weights: Tensor) -> list[Tensor]:
+    return [weight.grad for weight in weights if weight.grad is not None]
 
 
 def test_without_a_gpu_all_is_done_in_turn() -> None:
@@ -50,10 +49,11 @@ def test_without_a_gpu_all_is_done_in_turn() -> None:
 def test_results_and_gradients_are_those_of_work_in_turn() -> None:
     found = []
     for function in compute, in_turn:
-        x, weight = given(torch.device("cuda"))
-        result = function(x, weight)
+        x, *weights = given(torch.device("cuda"))
+        result = function(x, *weights)
         result.square().sum().backward()
-        found.append((result.detach(), gradient(weight)))
+        found.append([result.detach(), *gradients(*weights)])
+    assert [*map(len, found)] == [3, 3]
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -61,27 +61,31 @@ def test_results_and_gradients_are_those_of_work_in_turn() -> None:
 @needs_cuda
 @pytest.mark.gpu
 def test_a_graph_holds_the_streams_and_the_backward_pass_on_them() -> None:
-    x, weight = given(torch.device("cuda"))
-    total = torch.zeros_like(weight)
+    x, *weights = given(torch.device("cuda"))
+    totals = [torch.zeros_like(weight) for weight in weights]
 
-    def add_rows(first: int) -> None:
-        total[first::2] += gradient(weight)[first::2]
+    def add(total: Tensor, weight: Tensor) -> None:
+        total += gradients(weight)[0]
 
     def step() -> None:
-        weight.grad = None
-        compute(x, weight).square().sum().backward()
-        run_side_by_side([partial(add_rows, first) for first in range(2)], x.device)
+        for weight in weights:
+            weight.grad = None
+        compute(x, *weights).square().sum().backward()
+        pairs = zip(totals, weights, strict=True)
+        run_side_by_side([partial(add, *pair) for pair in pairs], x.device)
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         step()
     torch.cuda.current_stream().wait_stream(side)
-    wanted = gradient(weight).clone()
+    wanted = [3 * gradient for gradient in gradients(*weights)]
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=side):
         step()
-    total.zero_()
+    for total in totals:
+        total.zero_()
     for _ in range(3):
         graph.replay()
-    torch.testing.assert_close(total, 3 * wanted)
+    for total, gradient in zip(totals, wanted, strict=True):
+        torch.testing.assert_close(total, gradient)

@@ -19,6 +19,7 @@ from macnet.data.block_encoder import world_texts
 from macnet.data.vocab import Vocabulary
 from macnet.training import trainer as trainer_module
 from macnet.training.log import read_log
+from macnet.training.loop import READ_EVERY
 from macnet.training.plan import TrainingPlan
 from macnet.training.trainer import Trainer
 from macnet.training.training_data import TrainingData
@@ -36,8 +37,9 @@ NOISE = re.compile(r"image\.features\.[147]\.running_mean")
 
 
 @pytest.fixture(autouse=True)
-def _no_curve(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_curve_but_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_module, "draw_curve", lambda *_: None)
+    monkeypatch.setitem(READ_EVERY, "cuda", 1)  # and so in the log
 
 
 def calm(**recipe: Any) -> TrainingPlan:
