@@ -37,7 +37,7 @@ class Muon:
     Muon's steps are as large as Adam's usually are, so that one learning rate does for both.
 
     It is no `torch.optim.Optimizer`, though it is used like one: the first of those imports all of
-    torch's compiler, which takes as long as thousands of steps.
+    torch's compiler, which takes as long as hundreds of steps.
     """
 
     def __init__(
