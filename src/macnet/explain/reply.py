@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from reprlib import repr as shown  # which no word can make longer than a line
 from typing import NamedTuple
 
 import numpy as np
 
 from macnet.data.unknown_words import UnknownWord
-from macnet.explain.image import ImageLike
 
 
 @dataclass(frozen=True)
@@ -20,25 +19,14 @@ class Reply:
     question: str
     """The question as it was typed."""
     probabilities: Mapping[str, float]
-    """The probability of each answer, in descending order; empty if there is an error."""
+    """The probability of each answer, in descending order."""
     unknown: tuple[UnknownWord, ...] = ()
     """Words of the question that are not in the network's vocabulary."""
-    why_unsure: tuple[str, ...] = ()
-    """Reasons not to trust the answer, such as "this picture is unlike those it learned from"."""
-    error: str | None = None
-    """Why the question could not be answered; None if it was."""
-    image: ImageLike | None = field(default=None, repr=False, compare=False)
-    """The image as it was given. It is opened again when it is shown, and never copied."""
 
     @property
     def answer(self) -> str:
-        """The most probable answer; "" if there is an error."""
-        return next(iter(self.probabilities), "")
-
-    @property
-    def unsure(self) -> bool:
-        """Whether there is a reason not to trust the answer."""
-        return bool(self.why_unsure)
+        """The most probable answer."""
+        return next(iter(self.probabilities))
 
     @property
     def notes(self) -> list[str]:
