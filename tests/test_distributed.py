@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -209,6 +211,28 @@ def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(InputError, match=r"4 processes or more .* which has 2 usable GPUs"):
         distributed.process_group("cuda").__enter__()
+
+
+LEAVE_GROUP = """
+from pathlib import Path
+import torch
+from macnet.distributed import process_group
+with process_group("cpu"):
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.ones(1)
+    torch.optim.Adam([weight]).step()  # imports torch's compiler
+print(*(path.read_text() for path in Path("/proc/self/task").glob("*/comm")))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are not listed here")
+def test_no_thread_outlives_the_process_group() -> None:
+    """One that freed a tensor while Python ended would crash the process."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--no-python"]
+    command = [*launch, sys.executable, "-c", LEAVE_GROUP]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "python" in done.stdout
+    assert "gloo" not in done.stdout
 
 
 def test_batches_that_cannot_be_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,10 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+
+# The group is a default of its functions. The first step of Adam imports it: if there is a group by
+# then, it is never freed, and a thread of Gloo's may crash the process as Python ends.
+import torch.distributed.nn.functional
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
