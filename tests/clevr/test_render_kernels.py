@@ -6,16 +6,19 @@ import importlib.util
 import math
 import os
 import random
+import shutil
 import subprocess
 import sys
 import types
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from macnet.clevr.backend import check_backend
+from macnet.clevr import backend
+from macnet.clevr.backend import check_backend, fastest_backend
 from macnet.clevr.quality import QUALITIES
 from macnet.clevr.render import Rendering, all_visible, render
 from macnet.clevr.scene import COLORS, Object, Scene, sample_scenes
@@ -118,6 +121,39 @@ def test_a_missing_or_old_triton_is_said_in_a_sentence(monkeypatch: pytest.Monke
     check_backend("triton", torch.device("cuda"))
 
 
+@pytest.mark.parametrize(
+    ("hip", "capability", "compilers", "CC", "expected"),
+    [
+        (None, (9, 0), {"gcc"}, None, "triton"),
+        (None, (7, 0), {"clang"}, None, "triton"),
+        (None, (8, 0), set(), "/opt/cc", "triton"),
+        (None, (8, 0), set(), None, "torch"),
+        (None, (6, 1), {"gcc"}, None, "torch"),
+        ("6.4", (9, 4), {"gcc"}, None, "torch"),
+    ],
+)
+def test_torch_renders_where_triton_could_not_compile(
+    hip: str | None,
+    capability: tuple[int, int],
+    compilers: set[str],
+    CC: str | None,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(backend, "_missing_for_triton", lambda device, quality: None)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in compilers else None)
+    monkeypatch.delenv("CC", raising=False)
+    if CC is not None:
+        monkeypatch.setenv("CC", CC)
+    assert fastest_backend(torch.device("cuda")) == expected
+
+
+def test_on_a_cpu_torch_renders() -> None:
+    assert fastest_backend(torch.device("cpu")) == "torch"
+
+
 def test_fast_quality_is_what_the_kernels_are_written_for() -> None:
     fast = QUALITIES["fast"]
     assert (fast.bounces, fast.supersample_bodies) == (1, False)
@@ -129,11 +165,12 @@ def test_fast_quality_is_what_the_kernels_are_written_for() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize(("width", "height", "count"), [(48, 32, 2), (25, 17, 0)])
+@pytest.mark.parametrize(("width", "height", "count"), [(48, 32, 3), (25, 17, 0)])
 def test_interpreted_kernels_render_the_same(
     tmp_path: Path, width: int, height: int, count: int
 ) -> None:
-    others = [*sample(1, 1), Scene(())]
+    above_horizon = replace(every_kind(), camera=(7.5, -6.5, 0.9))  # the upper rays point up
+    others = [*sample(1, 1), above_horizon, Scene(())]
     scenes = scenes_to_array([every_kind(), *others[:count]])
     np.save(tmp_path / "scenes.npy", scenes)
     script = Path(__file__).with_name("interpreted_render.py")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
 from typing import Literal, get_args
 
 import torch
@@ -12,11 +14,14 @@ from macnet.errors import InputError
 Backend = Literal["torch", "triton"]
 
 MIN_TRITON = (3, 4)  # the first that compiles the kernels
+MIN_CAPABILITY = (7, 0)  # of GPUs that Triton compiles for
 
 
 def fastest_backend(device: torch.device, quality: str = "fast") -> Backend:
-    """Triton's kernels where they can render in this quality, else torch."""
-    return "torch" if _missing_for_triton(device, quality) else "triton"
+    """Triton's kernels where they can be compiled and render in this quality, else torch."""
+    if _missing_for_triton(device, quality) or not _can_compile(device):
+        return "torch"
+    return "triton"
 
 
 def check_backend(backend: str, device: torch.device, quality: str = "fast") -> None:
@@ -42,3 +47,14 @@ def _missing_for_triton(device: torch.device, quality: str) -> str | None:
     needed = ".".join(map(str, MIN_TRITON))
     is_older = tuple(int(part) for part in triton.__version__.split(".")[:2]) < MIN_TRITON
     return f"needs Triton {needed} or later, but this is {triton.__version__}" if is_older else None
+
+
+def _can_compile(device: torch.device) -> bool:
+    """Whether Triton supports the GPU, and finds the C compiler that it makes its launchers with.
+
+    If neither is certain, an explicit choice of the backend shows Triton's own error.
+    """
+    if torch.version.hip is not None:
+        return False
+    compilers = (os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang"))
+    return any(compilers) and torch.cuda.get_device_capability(device) >= MIN_CAPABILITY

@@ -151,12 +151,15 @@ def ground(scene, origin, direction):
 
 
 @triton.jit
-def environment(scene, origin, direction, wanted):
-    """Radiance of ground, cove and black sky along the wanted rays, ignoring bodies."""
+def environment(scene, origin, direction, wanted, is_from_camera):
+    """Radiance of ground, cove and black sky along the wanted rays, ignoring bodies.
+
+    The camera sees nothing but ground, as in `render._backdrop`.
+    """
     toward_cove = COVE_X * direction.x + COVE_Y * direction.y
     cove = COVE_RADIANCE * tl.sigmoid((toward_cove - direction.z) * 20)
     seen = Vec(cove, cove, cove)
-    is_down = direction.z < HORIZON
+    is_down = (direction.z < HORIZON) | is_from_camera
     if any_of(is_down & wanted):
         seen = select(is_down, ground(scene, origin, direction), seen)
     return seen
@@ -341,6 +344,7 @@ def radiance_along(scene, origin, direction, wanted):
                         select(i < 0, origin, point),
                         select(i < 0, direction, ray),
                         seeing,
+                        (depth == 0) & (i < 0),
                     )
                     seen = multiply(seen, select(i < 0, share, of_brushed))
                     total = select(seeing, add(total, seen), total)
