@@ -54,6 +54,14 @@ def choose_device(name: str) -> str:
     return name
 
 
+def with_device_index(device: torch.device | str) -> torch.device:
+    """The device with the index that "cuda" has in this thread; in another it may differ."""
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
     """Copy an array to a device, without waiting for it."""
     host = torch.from_numpy(array)

@@ -22,6 +22,7 @@ from macnet.clevr.questions import IMAGES_PER_BLOCK
 from macnet.clevr.render import VisibilityTest, render
 from macnet.clevr.scene_array import SCENE_DTYPE
 from macnet.clevr.world import Encode, World, encode_questions, sample_candidates
+from macnet.devices import with_device_index
 from macnet.workers import pool
 
 # Pending blocks per worker: enough that none is idle while the device renders.
@@ -51,9 +52,9 @@ class Stream:
     stream yields every n-th block from the k-th on.
 
     Workers, if any, sample objects and generate questions ahead of time. The device is used by the
-    caller's thread alone, and only inside `next`, so it may capture graphs or train meanwhile.
-    `encode` is called in the workers, with the questions of a block, and only what it returns is
-    sent back.
+    caller's thread alone, and only inside `next`, so it may capture graphs or train meanwhile. But
+    a new stream compiles kernels: make none while a graph is captured. `encode` is called in the
+    workers, with the questions of a block, and only what it returns is sent back.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Stream:
     ) -> None:
         if position < 0 or not 0 <= shard[0] < shard[1]:
             raise ValueError(f"there is no block {position} of shard {shard[0]} of {shard[1]}")
-        self.world, self.split, self.device = world, split, torch.device(device)
+        self.world, self.split, self.device = world, split, with_device_index(device)
         self.encode = encode
         self.position = position
         """Number of blocks yielded so far."""

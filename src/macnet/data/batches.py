@@ -29,9 +29,10 @@ from torch import Tensor
 
 from macnet.data.dataset import Dataset, random_order
 from macnet.data.device_images import PinnedLoader, place_images
-from macnet.data.prefetch import Prefetcher, with_device_index
+from macnet.data.prefetch import Prefetcher
 from macnet.data.question_arrays import UNKNOWN, to_table
 from macnet.data.vocab import PAD
+from macnet.devices import with_device_index
 
 EMPTY_SLOT = -1  # in an order: no question here
 

@@ -21,10 +21,10 @@ from macnet.clevr.stream import Block, Stream
 from macnet.clevr.world import World
 from macnet.data.batches import Batch, BatchSource, batch_of
 from macnet.data.block_encoder import BlockEncoder
-from macnet.data.prefetch import Prefetcher, with_device_index
+from macnet.data.prefetch import Prefetcher
 from macnet.data.question_arrays import UNKNOWN
 from macnet.data.vocab import Vocabulary
-from macnet.devices import upload
+from macnet.devices import upload, with_device_index
 
 
 def to_batch(block: Block, words: int) -> Batch:

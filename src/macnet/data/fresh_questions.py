@@ -10,10 +10,11 @@
 Each image comes once an epoch, from the first on with G questions that are generated for it. So a
 network that sees few images many times cannot learn the answers to its questions by heart.
 
-An epoch shuffles the images and cuts them into blocks of 250; workers generate the questions of a
-block, with balanced answers, and encode them. All of it is a function of the seed and the epoch
-alone. With data parallelism, n shards share an epoch: shard k takes the k-th of every n blocks. Of
-the last blocks, fewer than n, it takes the k-th of every n images.
+An epoch shuffles the images and cuts them into blocks of 250, of which the last is filled up with
+the images of the first; workers generate the questions of a block, with balanced answers, and
+encode them. All of it is a function of the seed and the epoch alone. With data parallelism, n
+shards share an epoch: shard k takes the k-th of every n blocks. Of the last blocks, fewer than n,
+it takes the k-th of every n images.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ from macnet.data.batches import EMPTY_SLOT, Batch, BatchSource, batch_of
 from macnet.data.block_encoder import BlockEncoder
 from macnet.data.dataset import Dataset, random_order
 from macnet.data.device_images import PinnedLoader, place_images
-from macnet.data.prefetch import Prefetcher, with_device_index
+from macnet.data.prefetch import Prefetcher
 from macnet.data.question_arrays import UNKNOWN
+from macnet.devices import upload, with_device_index
 from macnet.workers import map_in_order, pool
 
 BLOCKS_AHEAD = 4  # for each worker: enough that none is idle while a batch is taken
@@ -55,9 +57,10 @@ def question_groups(dataset: Dataset) -> tuple[str, ...]:
 class FreshQuestionBatches(BatchSource):
     """The images of a dataset's selected questions, epoch after epoch, with new questions.
 
-    They are of the same groups of families. An image of which fewer can be asked is filled up, as
-    is the last batch of an epoch, by questions without labels. A question's `question_index` is the
-    row of its image times `questions`, plus its place among those about that image.
+    New questions are of the groups of families that the dataset's own are of. Where an image allows
+    fewer of them, questions without labels take their place, as they do at the end of an epoch. A
+    question's `question_index` is the row of its image times `questions`, plus its place among
+    those about that image.
 
     It can be resumed anywhere: with the same settings and `position=batches.position`, another
     continues exactly as this one would have, whatever the number of workers. `resident` is that of
@@ -142,7 +145,7 @@ class _Block(NamedTuple):
     epoch: int
     number: int
     rows: np.ndarray
-    """(250,) int64: rows of the images in the dataset; fewer in the last block of an epoch."""
+    """(250,) int64: rows of the images in the dataset."""
     places: np.ndarray
     """The images of this shard, by their place in the block; EMPTY_SLOT for a filler."""
 
@@ -167,7 +170,10 @@ def _blocks(
             start = number * IMAGES_PER_BLOCK
             places = filled[first:][block_of[first:] == number]
             places = np.where(places == EMPTY_SLOT, EMPTY_SLOT, places - start)
-            yield _Block(epoch, number, order[start : start + IMAGES_PER_BLOCK], places)
+            # The first images of the epoch fill up its last block: its answers are to be balanced,
+            # too, and one image alone may be one that nothing can be asked about.
+            images = np.take(order, range(start, start + IMAGES_PER_BLOCK), mode="wrap")
+            yield _Block(epoch, number, images, places)
         first = 0
 
 
@@ -214,6 +220,6 @@ def _load(
 ) -> Iterator[tuple[Tensor, ...]]:
     """What `sample` returns, on the device."""
     for part in parts:
-        rows, table = (torch.from_numpy(array).to(device) for array in part)
+        rows, table = (upload(array, device) for array in part)
         loaded = [images.load(part[0])] if isinstance(images, PinnedLoader) else []
         yield rows, table.flatten(0, 1), *loaded

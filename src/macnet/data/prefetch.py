@@ -12,6 +12,8 @@ from typing import Generic, Self, TypeVar
 import torch
 from torch import Tensor
 
+from macnet.devices import with_device_index
+
 Tensors = TypeVar("Tensors", bound=tuple[Tensor, ...])
 _Item = tuple[Tensors, torch.cuda.Event | None]  # when it is ready, for other streams to wait
 POLL_SECONDS = 0.1  # after which a waiting thread checks whether it was closed
@@ -61,14 +63,6 @@ class Prefetcher(Generic[Tensors]):
             for tensor in item:
                 tensor.record_stream(stream)  # or its memory could be given away too early
         return item
-
-
-def with_device_index(device: torch.device | str) -> torch.device:
-    """The device with the index that "cuda" has in this thread; in another it may differ."""
-    device = torch.device(device)
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    return device
 
 
 def _make(

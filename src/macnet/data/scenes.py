@@ -22,6 +22,8 @@ from macnet.errors import InputError
 from macnet.files import check_is_file
 from macnet.progress import progress
 
+VERSION = 1  # of packs of scenes
+
 
 class PackedScenes(NamedTuple):
     """The scenes of a file."""
@@ -75,7 +77,8 @@ def pack_scenes(path: Path, split: str, cache: Path) -> PackedScenes:
         save_array(out / "ids.npy", np.array([*scenes], np.int32))
         save_scenes(out, scenes_to_array([*scenes.values()]))
 
-    pack = cached_pack(cache, "scenes", {"source": fingerprint([path]), "split": split}, make)
+    recipe = {"version": VERSION, "source": fingerprint([path]), "split": split}
+    pack = cached_pack(cache, "scenes", recipe, make)
     return PackedScenes(path, split, pack.arrays["ids"], open_scenes(pack))
 
 

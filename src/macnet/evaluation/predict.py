@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from macnet import distributed
 from macnet.data.batches import Batch, Batches
 from macnet.data.dataset import Dataset
-from macnet.data.prefetch import with_device_index
 from macnet.data.vocab import PROGRAM_TOKENS
+from macnet.devices import with_device_index
 from macnet.errors import not_finite_error
 from macnet.models.system import System
 from macnet.progress import progress

@@ -158,7 +158,7 @@ def draw(
 def compile_kernels(width: int, height: int, device: torch.device) -> None:
     """Compile all kernels, each by a thread of its own, by running them on a scene without objects.
 
-    One after another, as they are first used, takes twice as long.
+    One after another, as they are first used, takes twice as long. It waits for the device.
     """
     frame = fast_frame(width, height)
     shape = (1, height, width)
@@ -171,15 +171,18 @@ def compile_kernels(width: int, height: int, device: torch.device) -> None:
         launches = _plan_maps(table, scratch, frame)
         launches |= _plan_drawing(table, scratch, images, objects, visible, frame)
         del launches["trace_outlines"]  # the same kernel as for bodies
-        count = partial(_find_objects, table, scratch.bounds, None, visible, width, height)
+        count_only = partial(_find_objects, table, scratch.bounds, None, visible, width, height)
+        stream = torch.cuda.current_stream()
 
-        def run(launch: Callable[[], object]) -> None:
-            with torch.cuda.device(device):
-                launch()
+        def run(name: str) -> None:
+            with torch.cuda.stream(stream):  # a new thread has the first GPU, and its own stream
+                launches[name]()
+                if name == "find_objects":  # both forms of a kernel in turn, for they share a table
+                    count_only()
 
-        with ThreadPoolExecutor(len(launches) + 1) as threads:
-            list(threads.map(run, [count, *launches.values()]))
-        torch.cuda.synchronize()
+        with ThreadPoolExecutor(len(launches)) as threads:
+            list(threads.map(run, launches))
+        stream.synchronize()
 
 
 Launches = dict[str, Callable[[], object]]
