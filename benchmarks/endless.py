@@ -39,7 +39,7 @@ from macnet.models.objectives import answer_loss
 from macnet.training.loop import READ_EVERY
 from macnet.training.plan import make_plan
 from macnet.training.step import Learner
-from macnet.training.warm_up import SameBatch
+from macnet.training.warm_up import RepeatedBatch
 from record import keep
 
 
@@ -94,7 +94,7 @@ def learning(
 
         return read_every_few_steps
 
-    still, fed = learner(SameBatch(batch)), learner(batches)
+    still, fed = learner(RepeatedBatch(batch)), learner(batches)
     steps: dict[str, list[float]] = {"on_a_batch_that_stays": [], "on_the_stream": []}
     for _ in range(args.repeats):
         steps["on_a_batch_that_stays"].append(rate(still, args.seconds / 2))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from macnet.models.kernels.streams import SideStream, run_side_by_side
+from macnet.models.kernels.streams import SideStream, run_on_streams
 
 CPU = torch.device("cpu")
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -39,7 +39,7 @@ def gradients(*weights: Tensor) -> list[Tensor]:
 
 def test_without_a_gpu_all_is_done_in_turn() -> None:
     done: list[int] = []
-    run_side_by_side([partial(done.append, k) for k in range(4)], CPU)
+    run_on_streams([partial(done.append, k) for k in range(4)], CPU)
     assert done == [0, 1, 2, 3]
     torch.testing.assert_close(compute(*given(CPU)), in_turn(*given(CPU)))
 
@@ -72,7 +72,7 @@ def test_a_graph_holds_the_streams_and_the_backward_pass_on_them() -> None:
             weight.grad = None
         compute(x, *weights).square().sum().backward()
         pairs = zip(totals, weights, strict=True)
-        run_side_by_side([partial(add, *pair) for pair in pairs], x.device)
+        run_on_streams([partial(add, *pair) for pair in pairs], x.device)
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())

@@ -59,7 +59,7 @@ def test_a_stack_holds_smaller_matrices_where_zeros_are_cheap() -> None:
 
     def found(**options: int) -> list[tuple[int, int, list[int]]]:
         stacks = plan_stacks(weights, **options)
-        return [(s.rows, s.columns, [w.dim() for w in s.holds]) for s in stacks]
+        return [(s.rows, s.columns, [w.dim() for w in s.weights]) for s in stacks]
 
     assert found() == [(5, 18, [4]), (7, 7, [2]), (4, 6, [2, 2, 3]), (2, 3, [2])]
     assert found(multiple=8)[0] == (8, 24, [4])

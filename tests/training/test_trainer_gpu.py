@@ -37,7 +37,7 @@ NOISE = re.compile(r"image\.features\.[147]\.running_mean")
 
 
 @pytest.fixture(autouse=True)
-def _no_curve_but_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def _log_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_module, "draw_curve", lambda *_: None)
     monkeypatch.setitem(READ_EVERY, "cuda", 1)  # and so in the log
 

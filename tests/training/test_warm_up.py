@@ -11,7 +11,7 @@ import torch
 from macnet.data.batches import Batch
 from macnet.training import warm_up as module
 from macnet.training.plan import make_plan
-from macnet.training.warm_up import SameBatch, warm_up
+from macnet.training.warm_up import RepeatedBatch, warm_up
 
 SIZE = (32, 24)
 
@@ -27,7 +27,7 @@ def test_without_a_gpu_nothing_is_done() -> None:
 
 def test_the_same_batch_comes_again() -> None:
     batch = Batch(*(torch.full((2,), k) for k in range(len(Batch._fields))))
-    with SameBatch(batch) as source:
+    with RepeatedBatch(batch) as source:
         assert all(map(torch.equal, next(source), batch))
         assert all(map(torch.equal, source.gather(source.sample()), batch))
 

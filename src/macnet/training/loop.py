@@ -24,8 +24,8 @@ from macnet.training.log import TrainingLog
 from macnet.training.run_folder import RunFolder, TrainState
 from macnet.training.step import Learner, Meters
 
-# Steps between readings of the meters, each of which waits for the device and other processes.
-READ_EVERY = {"cpu": 10, "cuda": 40}
+# Steps between readings of the meters, each of which waits for a GPU, or for other processes.
+READ_EVERY = {"cpu": 10, "cuda": 40}  # one process on a CPU reads them after each step
 LOG_LINES = 50  # in an epoch, at most
 DIVERGED = 10  # times the loss of a uniform guess: training does not recover from there
 # The authors halve the rate after an epoch if the loss before it was below the second number and
@@ -128,6 +128,8 @@ class Loop:
                     self._read_meters(advance)
                     self._save_or_stop(interrupts)
         ended = state.step == self._steps
+        if not ended and state.step % self._log_every:
+            self._log_training(self._learner.meters().since(state.meters_at_log))
         self._write("end", reason="all epochs are over" if ended else "early stopping")
 
     def save(self) -> None:

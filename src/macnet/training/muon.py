@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from macnet.models.kernels.streams import run_side_by_side
+from macnet.models.kernels.streams import run_on_streams
 
 MOMENTUM = 0.95
 # An odd polynomial that, applied five times, brings singular values from a hundredth on to about 1;
@@ -79,12 +79,12 @@ class Muon:
     def step(self) -> None:
         """Make a step with the gradients of the weights."""
         weights = [weight for weight in self._matrices if weight.grad is not None]
-        pushes = dict(zip(weights, self._nesterov(weights), strict=True))
+        updates = dict(zip(weights, self._nesterov(weights), strict=True))
         on_gpu = bool(weights) and weights[0].is_cuda
         stacks = plan_stacks(weights, **(ON_A_GPU if on_gpu else {}))
-        tasks = [partial(self._step_together, stack, pushes) for stack in stacks]
+        tasks = [partial(self._step_together, stack, updates) for stack in stacks]
         device = (self._matrices + self._others)[0].device
-        run_side_by_side([*tasks, self._step_others], device)
+        run_on_streams([*tasks, self._step_others], device)
 
     def _step_others(self) -> None:
         """Make the steps of all that is no matrix."""
@@ -107,15 +107,15 @@ class Muon:
         settings = {name: self.param_groups[1][name] for name in ("lr", "weight_decay")}
         self._adamw(weights, gradients, averages, squares, [], steps, **settings)
 
-    def _step_together(self, stack: Stack, pushes: Mapping[nn.Parameter, Tensor]) -> None:
+    def _step_together(self, stack: Stack, updates: Mapping[nn.Parameter, Tensor]) -> None:
         """Make the steps of the weights whose matrices are in a stack."""
-        wide = [_wide(stacked(pushes[weight])) for weight in stack.holds]
+        wide = [_wide(stacked(updates[weight])) for weight in stack.weights]
         sizes = [*map(len, wide)]
         matrices = wide[0].new_zeros(sum(sizes), stack.rows, stack.columns)
         for part, matrix in zip(matrices.split(sizes), wide, strict=True):
             _corner(part, matrix).copy_(matrix)
         steps = orthogonalize(matrices).split(sizes)
-        for weight, step, matrix in zip(stack.holds, steps, wide, strict=True):
+        for weight, step, matrix in zip(stack.weights, steps, wide, strict=True):
             self._update(weight, _corner(step, matrix), ADAM_RMS * math.sqrt(matrix.shape[2]))
 
     def _update(self, weight: nn.Parameter, step: Tensor, length: float) -> None:
@@ -140,8 +140,8 @@ class Muon:
         if not weights:
             return []
         torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
-        pushes: Sequence[Tensor] = torch._foreach_lerp(gradients, momenta, MOMENTUM)
-        return pushes
+        updates: Sequence[Tensor] = torch._foreach_lerp(gradients, momenta, MOMENTUM)
+        return updates
 
 
 class Stack(NamedTuple):
@@ -149,7 +149,7 @@ class Stack(NamedTuple):
 
     rows: int
     columns: int
-    holds: list[nn.Parameter]
+    weights: list[nn.Parameter]
 
 
 def plan_stacks(
@@ -177,7 +177,7 @@ def plan_stacks(
         ]
         if fitting:
             best = min(fitting, key=lambda stack: _operations(stack.rows, stack.columns))
-            best.holds.extend(few)
+            best.weights.extend(few)
         else:
             rows, columns = (-(-size // multiple) * multiple for size in (rows, columns))
             stacks.append(Stack(rows, columns, few))

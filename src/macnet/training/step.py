@@ -20,7 +20,7 @@ from macnet import distributed
 from macnet.checkpoint import check_tensors
 from macnet.data.batches import Batch, BatchSource
 from macnet.errors import InputError
-from macnet.models.kernels.streams import MAIN
+from macnet.models.kernels.streams import MAIN_PRIORITY
 from macnet.models.objectives import LossSums
 from macnet.models.recipe import Recipe
 from macnet.training.augment import augment
@@ -79,7 +79,9 @@ class Learner:
         self._meters = torch.zeros(len(Meters._fields), dtype=torch.float64, device=device)
         self._capture = capture and device.type == "cuda"
         # What will be captured must not have run on the stream that everybody uses.
-        self._stream = torch.cuda.Stream(device, priority=MAIN) if self._capture else None
+        self._stream: torch.cuda.Stream | None = None
+        if self._capture:
+            self._stream = torch.cuda.Stream(device, priority=MAIN_PRIORITY)
         self._steps = 0
         self._static_inputs: tuple[Tensor, ...] = ()
         self._graph: torch.cuda.CUDAGraph | None = None

@@ -6,6 +6,7 @@ hundreds of steps. Then the real first step is as fast as all others.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,11 +21,12 @@ from macnet.data.block_encoder import world_texts
 from macnet.data.question_arrays import TYPES
 from macnet.data.spec import DataSpec
 from macnet.data.vocab import Vocabulary
+from macnet.errors import InputError
 from macnet.training.plan import TrainingPlan
 from macnet.training.step import Learner
 
 
-class SameBatch(BatchSource):
+class RepeatedBatch(BatchSource):
     """One batch, again and again."""
 
     position, steps = 0, None
@@ -58,11 +60,13 @@ def warm_up(plan: TrainingPlan, size: tuple[int, int], device: torch.device) -> 
         yield
     finally:
         thread.join()
+        gc.collect()  # Adam's first use imports torch's compiler, whose frames hold the network
+        torch.cuda.empty_cache()  # what lies there was for a stream that nobody uses again
 
 
 def _take_step(plan: TrainingPlan, size: tuple[int, int], device: torch.device) -> None:
     # Whatever is wrong here, such as too little memory, is so with the real data, and said then.
-    with suppress(Exception), torch.cuda.device(device):
+    with suppress(RuntimeError, InputError), torch.cuda.device(device):
         stage, (width, height) = plan.stages[0], size
         recipe = stage.recipe(plan.recipe)
         start = plan.start
@@ -71,9 +75,9 @@ def _take_step(plan: TrainingPlan, size: tuple[int, int], device: torch.device) 
         answers = len(vocabulary.answers)
         spec = DataSpec(len(vocabulary), answers, len(TYPES), True, 3, height, width)
         network = plan.system.build(plan.system.resolve(plan.model, spec), spec).to(device)
-        batch = _made_up_batch(recipe.images, recipe.questions, spec, words, device)
+        batch = _dummy_batch(recipe.images, recipe.questions, spec, words, device)
         objective = partial(stage.objective, plan.system)
-        Learner(network, objective, recipe, SameBatch(batch), device).step(0, recipe.lr)
+        Learner(network, objective, recipe, RepeatedBatch(batch), device).step(0, recipe.lr)
         network.eval()
         low = recipe.precision == "bfloat16"
         with torch.inference_mode(), torch.autocast("cuda", torch.bfloat16, enabled=low):
@@ -81,7 +85,7 @@ def _take_step(plan: TrainingPlan, size: tuple[int, int], device: torch.device) 
         torch.cuda.synchronize()
 
 
-def _made_up_batch(
+def _dummy_batch(
     images: int, questions: int, spec: DataSpec, words: int, device: torch.device
 ) -> Batch:
     """Gray images, and questions that repeat one word."""

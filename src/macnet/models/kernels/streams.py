@@ -18,7 +18,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-MAIN, SIDE = -2, -1
+MAIN_PRIORITY, SIDE_PRIORITY = -2, -1
 """Priorities of the stream that a network is trained on and of those beside it, which have larger
 kernels. What renders images has 0: it runs in the gaps that are left."""
 
@@ -26,14 +26,18 @@ kernels. What renders images has 0: it runs in the gaps that are left."""
 @functools.cache
 def _stream(device: torch.device, number: int) -> torch.cuda.Stream:
     """Always the same few streams: memory that was freed on one is for that one to use again."""
-    return torch.cuda.Stream(device, priority=SIDE)
+    return torch.cuda.Stream(device, priority=SIDE_PRIORITY)
 
 
 class SideStream:
-    """A context whose kernels run beside those that follow it, until they are joined."""
+    """A context whose kernels run beside those that follow it, until they are joined.
+
+    A weight that is used both in the context and outside of it has gradients on two streams, of
+    which autograd warns: give each its own.
+    """
 
     def __init__(self, device: torch.device, number: int = 0) -> None:
-        """Streams of other numbers run beside each other, too."""
+        """`number`: which of the side streams to use; different ones run beside each other."""
         self._main = self._side = None
         if device.type == "cuda":
             self._main = torch.cuda.current_stream(device)
@@ -57,7 +61,7 @@ class SideStream:
                 tensor.record_stream(self._main)  # or its memory could be given away too early
 
 
-def run_side_by_side(tasks: Sequence[Callable[[], None]], device: torch.device) -> None:
+def run_on_streams(tasks: Sequence[Callable[[], None]], device: torch.device) -> None:
     """Run tasks, none of which uses what another computes."""
     sides = [SideStream(device, number) for number in range(len(tasks))]
     for side, task in zip(sides, tasks, strict=True):
