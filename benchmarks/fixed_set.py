@@ -1,0 +1,121 @@
+"""A fixed generated set, as large as CLEVR's: accuracy of changes to the recipe, over seeds.
+
+    python benchmarks/fixed_set.py --seeds 0 1 2 --real CLEVR --out results/fixed_set_h200.json \\
+        --variant "fixed=" --variant "fresh questions=--fresh-questions"
+
+A variant is a name and further flags of `macnet train`. All learn from the same images: those that
+the GPU's kernels have rendered or, with `--torch-renders NAME`, the same scenes rendered by torch's
+functions, to see whether a network notices. Each run is a process of its own, and is kept in
+`--folder`. It is evaluated on generated test images that nothing was chosen by, and on the
+validation questions of a CLEVR on disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from macnet.training.log import read_log
+from record import keep
+
+MACNET = [sys.executable, "-m", "macnet"]
+TORCH_RENDERS = """
+import sys
+from macnet.clevr import stream
+stream.fastest_backend = lambda *_: "torch"
+from macnet.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+TRAIN = ["train", "--preset", "pixels", "--recipe", "fast"]
+
+
+def percent(accuracy: dict[str, float]) -> dict[str, float]:
+    return {name: round(100 * value, 2) for name, value in accuracy.items()}
+
+
+def evaluate(run: Path, arguments: list[str]) -> dict[str, Any]:
+    """Accuracy (%) of a run, overall with its 95% interval, and by question type."""
+    report = run / "evaluation.json"
+    command = [*MACNET, "evaluate", str(run), *arguments, "--json", str(report)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    results = json.loads(report.read_text())["results"]
+    overall, types = results["overall"], results["groups"]
+    return {
+        **percent({"overall": overall["accuracy"]}),
+        "interval": [round(100 * bound, 2) for bound in overall["interval"]],
+        "questions": overall["total"],
+        **percent({name: part["accuracy"] for name, part in types.items()}),
+    }
+
+
+def run(options: argparse.Namespace, name: str, flags: list[str], seed: int) -> dict[str, Any]:
+    """One training, and its evaluations."""
+    by_torch = name in options.torch_renders
+    cache = ["--cache", str(options.folder / ("cache-torch" if by_torch else "cache"))]
+    out = options.folder / f"{name.replace(' ', '-')}-{seed}"
+    images = ["--world-images", str(options.images)]
+    images += ["--world-val-images", str(options.held_out_images)]
+    python = [sys.executable, "-c", TORCH_RENDERS] if by_torch else MACNET
+    command = [*TRAIN, *images, *flags, *cache, "--seed", str(seed), "--out", str(out)]
+    start = time.monotonic()
+    subprocess.run([*python, *command], check=True, stdout=subprocess.DEVNULL)
+    seconds = time.monotonic() - start
+    lines = read_log(out / "log.jsonl")
+    validations = [line for line in lines if line["kind"] == "validation"]
+    best = max(validations, key=lambda line: line["accuracy"]["overall"])
+    steps = [line for line in lines if line["kind"] == "train"]
+    test = ["--world-images", str(options.held_out_images), "--split", "test", *cache]
+    found = {
+        "variant": name,
+        "seed": seed,
+        "seconds_in_all": round(seconds, 1),
+        "questions": validations[-1]["questions"],
+        "curve": [round(100 * line["accuracy"]["overall"], 2) for line in validations],
+        "best_validation": percent(best["accuracy"]),
+        "training_accuracy_at_the_end": round(100 * steps[-1]["accuracy"], 2),
+        "test": evaluate(out, test),
+    }
+    if options.real is not None:
+        found[options.real.name] = evaluate(out, [str(options.real), *cache])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--variant", action="append", default=[], metavar="NAME=FLAGS")
+    parser.add_argument("--torch-renders", action="append", default=[], metavar="NAME")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--images", type=int, default=70_000)
+    parser.add_argument("--held-out-images", type=int, default=5_000)
+    parser.add_argument("--real", type=Path, help="a CLEVR in the layout of the release")
+    parser.add_argument("--folder", type=Path, help="for runs and caches; a temporary one if not")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    named = (given.partition("=") for given in options.variant or ["fixed="])
+    variants = {name: shlex.split(flags) for name, _, flags in named}
+    runs: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        options.folder = options.folder or Path(temporary)
+        for seed in options.seeds:
+            for name, flags in variants.items():
+                runs.append(run(options, name, flags, seed))
+                # After each run: what is measured is kept, even if the time is over.
+                keep(
+                    options.out,
+                    "accuracy (%) of networks trained on a fixed generated set",
+                    train=shlex.join(["macnet", *TRAIN, "--world-images", str(options.images)]),
+                    variants={name: shlex.join(flags) for name, flags in variants.items()},
+                    rendered_by_torch=options.torch_renders,
+                    runs=runs,
+                )
+
+
+if __name__ == "__main__":
+    main()
