@@ -3,10 +3,12 @@
     python benchmarks/endless.py --workers 15 --out results/stream_speed_h200.json
 
 Delivered are batches on the device: scenes placed, tested for hidden objects and rendered, ten
-questions asked about each, their programs run, their words looked up. The network is trained by
-`training.step.Learner`, as in `macnet train`: once on a batch that stays on the device, and once on
-the stream. What the stream costs is how much slower steps follow each other than on the former.
-Each rate is measured several times, in turns. Without CUDA, only the stream itself is measured.
+questions asked about each, their programs run, their words looked up. A validation set is made in
+the same way, and packed on disk: its seconds count from when kernels are compiled, and include the
+start of the workers. The network is trained by `training.step.Learner`, as in `macnet train`: once
+on a batch that stays on the device, and once on the stream. What the stream costs is how much
+slower steps follow each other than on the former. Each rate is measured several times, in turns.
+Without CUDA, no network is trained.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ import argparse
 import os
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +35,12 @@ from macnet.clevr.world import World
 from macnet.data.batches import Batch, BatchSource
 from macnet.data.block_encoder import world_texts
 from macnet.data.endless import EndlessBatches
-from macnet.data.spec import DataSpec
+from macnet.data.generated import pack_generated
 from macnet.data.vocab import Vocabulary
-from macnet.models.objectives import answer_loss
 from macnet.training.loop import READ_EVERY
-from macnet.training.plan import make_plan
-from macnet.training.step import Learner
 from macnet.training.warm_up import RepeatedBatch
 from record import keep
+from step import build_learner
 
 
 def wait() -> None:
@@ -73,19 +73,30 @@ def of_device(world: World, device: str, seconds: float) -> dict[str, float]:
     }
 
 
+def validation_set(world: World, vocabulary: Vocabulary, args: argparse.Namespace) -> float:
+    """Seconds in which a validation set is made and packed."""
+    with tempfile.TemporaryDirectory() as cache:
+        start = time.perf_counter()
+        pack_generated(
+            world,
+            vocabulary,
+            split="val",
+            images=args.val_images,
+            cache=Path(cache),
+            device=args.device,
+            workers=args.workers,
+        )
+        return time.perf_counter() - start
+
+
 def learning(
     batches: EndlessBatches, vocabulary: Vocabulary, stock: int, args: argparse.Namespace
 ) -> dict[str, Any]:
     """Questions/s of learning from a batch that stays, and from the stream."""
     batch = Batch(*(tensor.clone() for tensor in next(batches)))
-    _, height, width, _ = batch.images.shape
-    spec = DataSpec(len(vocabulary), len(vocabulary.answers), 0, True, 3, height, width)
-    plan = make_plan(args.preset, recipe="fast", recipe_changes={"images": args.images})
-    objective = partial(answer_loss, plan.system)
 
     def learner(source: BatchSource) -> Callable[[], None]:
-        network = plan.system.build(plan.system.resolve(plan.model, spec), spec).cuda()
-        own = Learner(network, objective, plan.recipe, source, torch.device("cuda"))
+        own = build_learner(args.preset, vocabulary, batch, source)
 
         def read_every_few_steps() -> None:
             for _ in range(READ_EVERY["cuda"]):
@@ -118,6 +129,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 1) - 1))
     parser.add_argument("--seconds", type=float, default=5, help="of each measurement")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--val-images", type=int, default=5000, help="of the validation set")
     parser.add_argument("--preset", default="pixels")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -134,6 +146,8 @@ def main() -> None:
     of_device(world, args.device, 0)
     note(seconds_of_the_first_rendering=round(time.perf_counter() - start, 1))
     note(**of_device(world, args.device, args.seconds / 4))
+    made = sorted(validation_set(world, vocabulary, args) for _ in range(args.repeats))
+    note(validation_images=args.val_images, validation_set_seconds=[round(s, 2) for s in made])
     start = time.perf_counter()
     with EndlessBatches(
         world, vocabulary, images=args.images, device=args.device, workers=args.workers
