@@ -44,6 +44,16 @@ def test_without_a_gpu_all_is_done_in_turn() -> None:
     torch.testing.assert_close(compute(*given(CPU)), in_turn(*given(CPU)))
 
 
+def test_on_a_cpu_no_gpu_is_started_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start_up() -> None:
+        raise AssertionError("CUDA was started up")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", start_up)
+    compute(*given(CPU))
+    run_on_streams([lambda: None], CPU)
+
+
 @needs_cuda
 @pytest.mark.gpu
 def test_results_and_gradients_are_those_of_work_in_turn() -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Self
 
 import torch
@@ -46,7 +47,8 @@ class SideStream:
     def __enter__(self) -> Self:
         if self._side is not None and self._main is not None:
             self._side.wait_stream(self._main)
-        self._context = torch.cuda.stream(self._side)
+        # (`torch.cuda.stream(None)` does nothing, but first it starts up a GPU that is there.)
+        self._context = nullcontext() if self._side is None else torch.cuda.stream(self._side)
         self._context.__enter__()
         return self
 
