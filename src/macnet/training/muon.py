@@ -109,26 +109,22 @@ class Muon:
 
     def _step_together(self, stack: Stack, updates: Mapping[nn.Parameter, Tensor]) -> None:
         """Make the steps of the weights whose matrices are in a stack."""
-        wide = [_wide(stacked(updates[weight])) for weight in stack.weights]
-        sizes = [*map(len, wide)]
-        matrices = wide[0].new_zeros(sum(sizes), stack.rows, stack.columns)
-        for part, matrix in zip(matrices.split(sizes), wide, strict=True):
-            _corner(part, matrix).copy_(matrix)
-        steps = orthogonalize(matrices).split(sizes)
-        for weight, step, matrix in zip(stack.weights, steps, wide, strict=True):
-            self._update(weight, _corner(step, matrix), ADAM_RMS * math.sqrt(matrix.shape[2]))
-
-    def _update(self, weight: nn.Parameter, step: Tensor, length: float) -> None:
+        counts = [matrix_shape(weight)[0] for weight in stack.weights]
+        like = updates[stack.weights[0]]
+        matrices = like.new_zeros(sum(counts), stack.rows, stack.columns)
+        for weight, part in zip(stack.weights, matrices.split(counts), strict=True):
+            _part_of(weight, part).copy_(updates[weight])
+        steps = orthogonalize(matrices).split(counts)
         rate, decay = self.param_groups[0]["lr"], self.param_groups[0]["weight_decay"]
         if decay:
-            weight.mul_(1 - rate * decay)
-        own = stacked(weight)
-        step = step if own.shape == step.shape else step.mT
-        step = step.reshape(weight.shape)
-        if isinstance(rate, Tensor):
-            weight.addcmul_(step, rate, value=-length)
-        else:
-            weight.sub_(step, alpha=rate * length)
+            torch._foreach_mul_([*stack.weights], 1 - rate * decay)
+        for weight, part in zip(stack.weights, steps, strict=True):
+            step = _part_of(weight, part)
+            length = ADAM_RMS * math.sqrt(max(matrix_shape(weight)[1:]))
+            if isinstance(rate, Tensor):
+                weight.addcmul_(step, rate, value=-length)
+            else:
+                weight.sub_(step, alpha=rate * length)
 
     def _nesterov(self, weights: Sequence[nn.Parameter]) -> Sequence[Tensor]:
         """Nesterov's momentum of each weight, updated by its gradient."""
@@ -162,11 +158,11 @@ def plan_stacks(
     """
     same_shape = defaultdict[tuple[int, int], list[nn.Parameter]](list)
     for weight in weights:
-        rows, columns = _wide(stacked(weight)).shape[1:]
+        rows, columns = sorted(matrix_shape(weight)[1:])
         same_shape[rows, columns].append(weight)
     stacks: list[Stack] = []
     for (rows, columns), few in sorted(same_shape.items(), key=lambda item: -math.prod(item[0])):
-        count = sum(len(stacked(weight)) for weight in few)
+        count = sum(matrix_shape(weight)[0] for weight in few)
         most = count * _operations(rows, columns) + waste
         fitting = [
             stack
@@ -184,9 +180,12 @@ def plan_stacks(
     return stacks
 
 
-def _corner(part: Tensor, matrix: Tensor) -> Tensor:
-    """The part of larger matrices that ones of this size take up."""
-    return part[:, : matrix.shape[1], : matrix.shape[2]]
+def _part_of(weight: Tensor, matrices: Tensor) -> Tensor:
+    """The part of larger matrices, in wide form, that a weight takes up, in its own shape."""
+    rows, columns = matrix_shape(weight)[1:]
+    part = matrices[:, : min(rows, columns), : max(rows, columns)]
+    part = part if rows <= columns else part.mT
+    return part if weight.dim() == 3 else part[0].unflatten(1, weight.shape[1:])
 
 
 def _operations(rows: int, columns: int) -> int:
@@ -200,17 +199,14 @@ def is_matrix(name: str, weight: Tensor) -> bool:
     A table of embeddings does not, nor does a bank of biases, `bias_1` of one module each.
     """
     is_list = "embedding" in name or name.rpartition(".")[2].startswith("bias_")
-    return weight.dim() > 1 and min(stacked(weight).shape[1:]) > 1 and not is_list
+    return weight.dim() > 1 and min(matrix_shape(weight)[1:]) > 1 and not is_list
 
 
-def stacked(weight: Tensor) -> Tensor:
-    """The weight as a stack of matrices (n, rows, columns); of a convolution, n is 1."""
-    return weight if weight.dim() == 3 else weight.flatten(1)[None]
-
-
-def _wide(matrices: Tensor) -> Tensor:
-    """Transposed, if that makes rows no more than columns."""
-    return matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
+def matrix_shape(weight: Tensor) -> tuple[int, int, int]:
+    """The shape (n, rows, columns) of a weight as a stack of matrices; of a convolution, n is 1."""
+    if weight.dim() == 3:
+        return len(weight), weight.shape[1], weight.shape[2]
+    return 1, len(weight), math.prod(weight.shape[1:])
 
 
 def orthogonalize(matrices: Tensor) -> Tensor:
