@@ -63,7 +63,7 @@ def with_device_index(device: torch.device | str) -> torch.device:
 
 
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
-    """Copy an array to a device, without waiting for it."""
+    """Copy an array to a GPU, without waiting for it; a CPU uses its memory as it is."""
     host = torch.from_numpy(array)
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 

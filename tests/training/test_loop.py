@@ -122,6 +122,20 @@ def test_the_log_averages_over_the_steps_of_a_line(
     assert result(tmp_path / "each")[0][0].equal(result(tmp_path / "three")[0][0])
 
 
+def test_the_steps_before_early_stopping_are_logged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("macnet.training.loop.LOG_LINES", 1)  # a line in three steps
+    made = scripted(tmp_path / "run", [9, 8, 7], validate_every=2 / 3, patience=1)
+    assert made.train()
+    each, last = lines_of(tmp_path / "run", "train")
+    (end,) = lines_of(tmp_path / "run", "end")
+    assert (each["step"], last["step"], end["step"]) == (3, 4, 4)
+    monkeypatch.undo()
+    scripted(tmp_path / "all", [9, 8, 7], validate_every=2 / 3, patience=1).train()
+    assert last["loss"] == lines_of(tmp_path / "all", "train")[3]["loss"]
+
+
 def test_the_authors_rule_sees_the_loss_of_whole_epochs(tmp_path: Path) -> None:
     trainer(tmp_path / "run", plan(epochs=3, schedule="authors")).train()
     losses = read_checkpoint(tmp_path / "run/last.safetensors").metadata["state"]["epoch_losses"]

@@ -52,7 +52,7 @@ def _missing_for_triton(device: torch.device, quality: str) -> str | None:
 def _can_compile(device: torch.device) -> bool:
     """Whether Triton supports the GPU, and finds the C compiler that it makes its launchers with.
 
-    If neither is certain, an explicit choice of the backend shows Triton's own error.
+    An explicit choice of the backend is not refused for this: Triton's own error says more.
     """
     if torch.version.hip is not None:
         return False

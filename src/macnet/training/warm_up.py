@@ -21,7 +21,7 @@ from macnet.data.block_encoder import world_texts
 from macnet.data.question_arrays import TYPES
 from macnet.data.spec import DataSpec
 from macnet.data.vocab import Vocabulary
-from macnet.errors import InputError
+from macnet.devices import with_device_index
 from macnet.training.plan import TrainingPlan
 from macnet.training.step import Learner
 
@@ -54,6 +54,7 @@ def warm_up(plan: TrainingPlan, size: tuple[int, int], device: torch.device) -> 
     if not is_alone or first.uses_programs or first.learns_policy:
         yield
         return
+    device = with_device_index(device)  # the thread may have another current GPU
     thread = threading.Thread(target=_take_step, args=(plan, size, device), name="warm-up")
     thread.start()
     try:
@@ -66,7 +67,7 @@ def warm_up(plan: TrainingPlan, size: tuple[int, int], device: torch.device) -> 
 
 def _take_step(plan: TrainingPlan, size: tuple[int, int], device: torch.device) -> None:
     # Whatever is wrong here, such as too little memory, is so with the real data, and said then.
-    with suppress(RuntimeError, InputError), torch.cuda.device(device):
+    with suppress(Exception), torch.cuda.device(device):
         stage, (width, height) = plan.stages[0], size
         recipe = stage.recipe(plan.recipe)
         start = plan.start

@@ -175,7 +175,7 @@ def compile_kernels(width: int, height: int, device: torch.device) -> None:
         stream = torch.cuda.current_stream()
 
         def run(name: str) -> None:
-            with torch.cuda.stream(stream):  # a new thread has the first GPU, and its own stream
+            with torch.cuda.stream(stream):  # a new thread has the first GPU, and its default
                 launches[name]()
                 if name == "find_objects":  # both forms of a kernel in turn, for they share a table
                     count_only()
