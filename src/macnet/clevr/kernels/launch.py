@@ -65,6 +65,11 @@ TILES = Tiles(
     pixels_per_program=1024,
 )
 SCRATCH_BYTES = 1 << 30  # for as many scenes as are rendered at once
+KERNELS = (
+    bounds.find_bounds,
+    *(maps.cast_shadows, maps.smooth_shadows, maps.bleed_colors),
+    *(trace.find_objects, trace.paint_ground, trace.trace_listed),
+)
 
 
 class Maps(NamedTuple):
@@ -180,6 +185,10 @@ def compile_kernels(width: int, height: int, device: torch.device) -> None:
                 if name == "find_objects":  # both forms of a kernel in turn, for they share a table
                     count_only()
 
+        # In Triton 3.5 to 3.7, the key of a kernel in the cache on disk depends on which keys were
+        # made before. In whatever order threads happen to run, most of the cache would be missed.
+        for kernel in KERNELS:
+            _ = kernel.cache_key
         with ThreadPoolExecutor(len(launches)) as threads:
             list(threads.map(run, launches))
         stream.synchronize()
