@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
+import sysconfig
 import types
 from dataclasses import replace
 from pathlib import Path
@@ -122,28 +123,34 @@ def test_a_missing_or_old_triton_is_said_in_a_sentence(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("hip", "capability", "compilers", "CC", "expected"),
+    ("hip", "capability", "found", "CC", "expected"),
     [
-        (None, (9, 0), {"gcc"}, None, "triton"),
-        (None, (7, 0), {"clang"}, None, "triton"),
-        (None, (8, 0), set(), "/opt/cc", "triton"),
-        (None, (8, 0), set(), None, "torch"),
-        (None, (6, 1), {"gcc"}, None, "torch"),
-        ("6.4", (9, 4), {"gcc"}, None, "torch"),
+        (None, (9, 0), {"gcc", "Python.h"}, None, "triton"),
+        (None, (7, 0), {"clang", "Python.h"}, None, "triton"),
+        (None, (8, 0), {"/opt/cc", "Python.h"}, "/opt/cc", "triton"),
+        (None, (8, 0), {"gcc", "Python.h"}, "/opt/cc", "torch"),
+        (None, (8, 0), {"Python.h"}, None, "torch"),
+        (None, (8, 0), {"gcc"}, None, "torch"),
+        (None, (6, 1), {"gcc", "Python.h"}, None, "torch"),
+        ("6.4", (9, 4), {"gcc", "Python.h"}, None, "torch"),
     ],
 )
 def test_torch_renders_where_triton_could_not_compile(
     hip: str | None,
     capability: tuple[int, int],
-    compilers: set[str],
+    found: set[str],
     CC: str | None,
     expected: str,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(backend, "_missing_for_triton", lambda device, quality: None)
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(shutil, "which", lambda name: name if name in compilers else None)
+    monkeypatch.setattr(shutil, "which", lambda name: name if name in found else None)
+    monkeypatch.setattr(sysconfig, "get_path", lambda name, scheme: str(tmp_path))
+    if "Python.h" in found:
+        (tmp_path / "Python.h").touch()
     monkeypatch.delenv("CC", raising=False)
     if CC is not None:
         monkeypatch.setenv("CC", CC)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sysconfig
+from pathlib import Path
 from typing import Literal, get_args
 
 import torch
@@ -50,11 +52,21 @@ def _missing_for_triton(device: torch.device, quality: str) -> str | None:
 
 
 def _can_compile(device: torch.device) -> bool:
-    """Whether Triton supports the GPU, and finds the C compiler that it makes its launchers with.
+    """Whether Triton supports the GPU, and finds what it makes its launchers with.
 
+    That is a C compiler, and Python's headers, which many systems have in a package of their own.
     An explicit choice of the backend is not refused for this: Triton's own error says more.
     """
-    if torch.version.hip is not None:
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
         return False
-    compilers = (os.environ.get("CC"), shutil.which("gcc"), shutil.which("clang"))
-    return any(compilers) and torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
+    given = os.environ.get("CC")
+    compilers = ("gcc", "clang") if given is None else (given,)
+    return any(map(shutil.which, compilers)) and _python_header().is_file()
+
+
+def _python_header() -> Path:
+    """Where Triton looks for Python.h."""
+    scheme = sysconfig.get_default_scheme()
+    # Debian's Python names a scheme for packages installed by hand, which has no headers.
+    scheme = "posix_prefix" if scheme == "posix_local" else scheme
+    return Path(sysconfig.get_path("include", scheme)) / "Python.h"
