@@ -29,6 +29,7 @@ from macnet.errors import InputError
 from macnet.files import locked_folder
 from macnet.signals import PATIENCE, Interrupts
 from macnet.training import trainer as trainer_module
+from macnet.training.loop import Loop
 from macnet.training.plan import TrainingPlan
 from tiny_training import SMALL, assert_equal, plan, trainer
 
@@ -166,6 +167,20 @@ def test_ctrl_c_saves(steps: int, made: TrainingPlan, unbroken: Path, tmp_path: 
     assert read_checkpoint(folder / "last.safetensors").metadata["state"]["step"] == steps
     trainer(folder, made).train(resume=True)
     assert_equal(folder, unbroken)
+
+
+def test_ctrl_c_does_not_wait_until_meters_are_read(
+    made: TrainingPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU that is every 40 steps, which may take long."""
+
+    def run(loop: Loop, real: Callable[[Loop], None] = Loop.run) -> None:
+        loop._read_every = loop._log_every = 40
+        real(loop)
+
+    monkeypatch.setattr(Loop, "run", run)
+    with StoppedAfter(1), pytest.raises(KeyboardInterrupt, match="stopped after step 1 and saved"):
+        trainer(tmp_path / "run", made).train()
 
 
 def test_a_signal_from_outside(made: TrainingPlan, unbroken: Path, tmp_path: Path) -> None:

@@ -119,12 +119,13 @@ class Loop:
         state = self.state
         total, done = self._steps * self._batch, state.step * self._batch
         moments = self._read_every, self._log_every, self._steps_per_epoch, self._validate_every
+        is_alone = distributed.size() == 1  # several stop after the same step
         with Interrupts() as interrupts, progress(self._name, "questions", total, done) as advance:
             while state.step < self._steps and not self._is_stalled():
                 rate = self._schedule.rate(state.step, state.epoch_losses)
                 self._learner.step(state.step, rate)
                 state.step += 1
-                if self._is_time(*moments):
+                if self._is_time(*moments) or (is_alone and interrupts.asked):
                     self._read_meters(advance)
                     self._save_or_stop(interrupts)
         ended = state.step == self._steps
