@@ -132,6 +132,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generate_world(folder / "world", world, counts, device="cpu", workers=0)
     write_data(folder / "data")
     write_humans(folder / "humans")
+    replace(VOCABULARY, answers=VOCABULARY.answers[1:]).save(folder / "few answers.json")
     return folder
 
 
@@ -207,6 +208,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "`subset_questions` is given, but `fresh_questions` replaces all of them",
     ),
     "no scenes": ({"data": "data"}, "`fresh_questions` is given, but there is no file /.*_scenes"),
+    "answers": (
+        {"data": "world", "vocabulary": "few answers.json"},
+        "the vocabulary lacks 1 of the generated world's answers, first '0'; take one that has all",
+    ),
     "people's": ({"data": "humans", "images": "data"}, "has the format clevr-humans; only quest"),
     "programs": (
         {"data": "world", "preset": "pg-ee", "programs": 5, "model": TINY["pg-ee"]},
@@ -218,7 +223,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(name: str, folder: Path) -> None:
     options, message = REFUSED[name]
-    places = {key: folder / value for key, value in options.items() if key in ("data", "images")}
+    files = ("data", "images", "vocabulary")
+    places = {key: folder / value for key, value in options.items() if key in files}
     with pytest.raises(InputError, match=message):
         train(folder, "refused", fresh_questions=True, **{**options, **places})
     assert not (folder / "refused").exists()

@@ -85,6 +85,25 @@ def _longest_program() -> int:
     return max(sum(map(longest, family.nodes)) for family in QUESTION_FAMILIES)
 
 
+def check_vocabulary(vocabulary: Vocabulary) -> None:
+    """Check that a vocabulary has all words and answers of generated questions."""
+    unknown = sorted({*chain.from_iterable(_tokenized_texts(vocabulary))} - {*vocabulary.words})
+    if unknown:
+        raise InputError(
+            f"the vocabulary lacks {len(unknown)} words of the generated world, first "
+            f"{unknown[0]!r}; build it from `world_texts()`, or extend it by them"
+        )
+    if missing := sorted(set(ANSWERS) - set(vocabulary.answers)):
+        raise InputError(
+            f"the vocabulary lacks {len(missing)} of the generated world's answers, first "
+            f"{missing[0]!r}; take one that has all"
+        )
+
+
+def _tokenized_texts(vocabulary: Vocabulary) -> list[list[str]]:
+    return list(map(TOKENIZERS[vocabulary.tokenizer], world_texts()))
+
+
 # --- questions as numbers --------------------------------------------------------------------
 
 
@@ -119,16 +138,8 @@ class BlockEncoder:
     @classmethod
     def for_world(cls, world: World, vocabulary: Vocabulary) -> Self:
         """An encoder for a world; a vocabulary that lacks words of it is refused."""
-        tokenize = TOKENIZERS[vocabulary.tokenizer]
-        texts = [tokenize(text) for text in world_texts()]
-        unknown = sorted(set(chain.from_iterable(texts)) - set(vocabulary.words))
-        unknown += sorted(set(ANSWERS) - set(vocabulary.answers))
-        if unknown:
-            raise InputError(
-                f"the vocabulary lacks {len(unknown)} words of the generated world, first "
-                f"{unknown[0]!r}; build it from `world_texts()`, or extend it by them"
-            )
-        words = max(map(len, texts))
+        check_vocabulary(vocabulary)
+        words = max(map(len, _tokenized_texts(vocabulary)))
         return cls(vocabulary, world.questions_per_image, words, _longest_program())
 
     def __call__(self, questions_by_image: list[list[TemplateInstance]]) -> np.ndarray:

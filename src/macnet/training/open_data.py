@@ -14,7 +14,7 @@ from macnet.checkpoint import TrainedNetwork
 from macnet.clevr.release import scenes_file
 from macnet.clevr.scene import MAX_OBJECTS, MIN_OBJECTS
 from macnet.clevr.world import World, check_families, check_num_objects
-from macnet.data.block_encoder import world_texts
+from macnet.data.block_encoder import check_vocabulary, world_texts
 from macnet.data.dataset import Subset
 from macnet.data.formats import CLEVR
 from macnet.data.pack import contains_unk, pack_vocabulary
@@ -157,6 +157,7 @@ def _open_disk(
     words = pack_vocabulary(data, split, load.cache, known, options.tokenizer, options.min_count)
     if fresh:  # a small dataset may lack words of questions that it could have had
         words = words.extended(world_texts(), min_count=1)
+        check_vocabulary(words)  # of answers it has those that it was given
     learned = [
         DiskDataset(path, split, images, options.skip_missing).open(
             words, load, training=True, with_scenes=fresh and path == data
