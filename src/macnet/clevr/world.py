@@ -33,7 +33,7 @@ MIN_SIZE = (24, 16)  # in smaller images, hardly any scene would pass the test o
 
 @dataclass(frozen=True)
 class World:
-    """The settings of a generated world, which determine every byte of it (on a given device)."""
+    """The settings of a generated world, which determine every byte of it on a given machine."""
 
     seed: int
     condition: Condition | None = None

@@ -47,8 +47,8 @@ def pack_generated(
     """The first images of a split and their questions. What was packed before is opened.
 
     It is what `generate` and `pack` would give, except that test splits have answers too, and that
-    a few pixels may differ by one level: an image is the same to the bit only if it is rendered
-    together with the same others.
+    a few pixels may differ by one level: an image is the same to the bit only if the same backend
+    renders it, and PyTorch's functions only together with the same others.
     """
     if images < 1:
         raise InputError(f"{images} images of {split!r} are asked for; one is the least")

@@ -15,7 +15,8 @@ from typing import Any
 from macnet.clevr.families import families_of
 from macnet.clevr.release import image_name, read_scenes, scenes_file
 from macnet.clevr.scene import MAX_OBJECTS, MIN_OBJECTS, Scene
-from macnet.clevr.world import QUESTIONS_PER_IMAGE, RELEASED_SIZE, World, generate_scenes
+from macnet.clevr.scene_array import array_to_scenes
+from macnet.clevr.world import QUESTIONS_PER_IMAGE, RELEASED_SIZE, World
 from macnet.data.dataset import Dataset, Subset
 from macnet.data.generated import pack_generated
 from macnet.data.pack import pack_split
@@ -86,8 +87,8 @@ class DiskDataset:
             scenes=None if scenes is None else scenes.of(dataset),
         )
 
-    def scenes(self, images: Sequence[int], options: LoadOptions) -> dict[int, Scene]:
-        """The scenes of images, by id, of a dataset that comes with CLEVR's scene files."""
+    def scenes(self, images: Sequence[int], dataset: Dataset) -> dict[int, Scene]:
+        """The scenes of images, by id, if the dataset comes with CLEVR's scene files."""
         path = scenes_file(self.data, self.split)
         if not path.is_file():
             raise InputError(f"{path}: there is no such file, and no other says what is hidden")
@@ -127,10 +128,10 @@ class GeneratedDataset:
         )
         return replace(dataset, metadata={**dataset.metadata, "source": self.to_record()})
 
-    def scenes(self, images: Sequence[int], options: LoadOptions) -> dict[int, Scene]:
-        """The scenes of images, by id; they are generated again."""
-        scenes = generate_scenes(self.world(options.size), self.split, images, options.device)
-        return dict(zip(images, scenes, strict=True))
+    def scenes(self, images: Sequence[int], dataset: Dataset) -> dict[int, Scene]:
+        """The scenes of images, by id, from the dataset that was opened."""
+        assert dataset.scenes is not None
+        return dict(zip(images, array_to_scenes(dataset.scenes[images]), strict=True))
 
     def to_record(self) -> dict[str, Any]:
         """What `reopen` needs; deviations from CLEVR only if there are any."""

@@ -151,7 +151,7 @@ def evaluate(
                 f"{dataset.name}: its questions come without answers, so only `predictions` can be "
                 "made"
             )
-        hidden = max_occlusion(dataset, source.scenes(numbers, options), own) if occlusion else None
+        hidden = max_occlusion(dataset, source.scenes(numbers, dataset), own) if occlusion else None
         chosen = precision or _default_precision(trained, device)
         with Predictor(dataset, device=own, precision=chosen) as predictor:
             start = time.monotonic()
