@@ -63,8 +63,8 @@ def recorded(folder: Path) -> list[float]:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_a_graph_is_what_it_holds(precision: str, optimizer: str, tmp_path: Path) -> None:
     changing = {"schedule": "cosine", "warmup": 2, "ema_warmup": True, "clip": 1}
-    lr = {"adam": 3e-4, "muon": 3e-3}[optimizer]
-    made = calm(precision=precision, optimizer=optimizer, lr=lr, **changing)
+    own = {"adam": {"lr": 3e-4}, "muon": {"lr": 3e-3, "weight_decay": 0.1}}[optimizer]
+    made = calm(precision=precision, optimizer=optimizer, **own, **changing)
     graph = losses(tmp_path / "graph", made)
     eager = losses(tmp_path / "eager", made, capture=False)
     assert len(graph) == len(eager) == 30

@@ -27,7 +27,7 @@ from macnet.progress import progress
 
 MAX_QUESTIONS = 10  # about an image in a batch: as many as CLEVR has
 BATCH_IMAGES, BATCH_IMAGES_CPU = 128, 16  # enough to keep the device busy, few enough to fit
-STEPS_AHEAD = 50  # batches that are launched before the GPU is waited for
+STEPS_AHEAD = 8  # batches that are launched before the GPU is waited for; each takes memory
 
 
 class Predictions(NamedTuple):
