@@ -170,6 +170,8 @@ def train(
     with distributed.process_group(devices.choose_device(device)) as own:
         if not resume:
             distributed.from_rank_zero(lambda: check_new(folder))  # before hours of packing
+        if own.type == "cpu":
+            devices.keep_freed_memory()
         trained = None if start is None else load_trained(Path(start))
         changes = dict(recipe_changes or {})
         if programs is not None:
