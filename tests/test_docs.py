@@ -260,6 +260,17 @@ def test_the_speeds_and_the_accuracy_in_the_text_of_the_readme_are_those_of_the_
     assert f"On {generated['count']:,} generated test questions" in text
     assert f"accuracy is {100 * generated['accuracy']:.2f}%" in text
     assert f"takes {result('small_cpu.json')['seconds_of_make_run'][0]:.0f} s" in text
+    small = result("small_cpu.json")["mac"]["0"]
+    assert f"in {small['training_seconds']:.0f} s, to answer {small['overall']:.0f}% of" in text
+    learned = sorted(result("learn_h200.json")["seconds_to_the_papers_accuracy"])
+    assert f"takes {learned[0]:.0f} to {learned[-1]:.0f} seconds" in text
+    fed = result("stream_speed_h200.json")["learning"]["questions_per_second_on_the_stream"]
+    assert f"{sorted(fed)[1]:,} questions/s" in text
+    rendered = (
+        result(f"{name}.json")["triton"]["images_per_second"]
+        for name in ("render_speed_128_h200", "render_speed_h200")
+    )
+    assert " / ".join(f"{rate:,}" for rate in rendered) + " images/s" in text
     seconds = sorted(result("shipped.json")["seconds_of_asking"])
     assert f"takes {seconds[len(seconds) // 2]:.1f} s" in text
 
