@@ -210,6 +210,13 @@ def test_tables_hold_nothing_but_the_scenes_objects() -> None:
 @needs_triton
 @needs_cuda
 @pytest.mark.gpu
+def test_where_kernels_can_be_compiled_they_render() -> None:
+    assert fastest_backend(torch.device("cuda")) == "triton"
+
+
+@needs_triton
+@needs_cuda
+@pytest.mark.gpu
 @pytest.mark.parametrize(("width", "height"), [(128, 128), (224, 224), (97, 63), (480, 320)])
 def test_kernels_render_what_torch_renders(width: int, height: int) -> None:
     scenes = [every_kind(), Scene(()), *sample(3, 64 if width < 480 else 8)]
