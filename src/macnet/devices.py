@@ -20,7 +20,7 @@ from macnet.errors import InputError
 from macnet.workers import default_workers
 
 # Of glibc's `mallopt`. As much free memory as this is kept at the end of the heap, and blocks up to
-# this size are taken from the heap: 32 MiB is the most that glibc accepts.
+# this size are taken from the heap: there are versions that accept no more than 32 MiB.
 TRIM_THRESHOLD, MMAP_THRESHOLD = (-1, 1 << 30), (-3, 32 << 20)
 
 
