@@ -85,9 +85,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
 
-    git = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
-    os.environ["MACNET_COMMIT"] = commit[:7]  # for the record: this one may go on meanwhile
+    os.environ["MACNET_COMMIT"] = commit  # for the record: this one may go on meanwhile
     totals = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(args.repeats):
@@ -112,7 +112,7 @@ def main() -> None:
         "`make run` in fresh clones: a small MAC and an LSTM, which sees no image, learn an "
         "easier world; accuracy (%) on its validation questions, by seed",
         seconds_of_make_run=sorted(totals),
-        seconds_of_parts=parts,
+        seconds_of_parts_of_the_last=parts,
         world=world,
         validation_questions=questions,
         **rows,
