@@ -14,12 +14,15 @@ Where there is no GPU, a smaller network and an easier world show what to try fi
 
     OMP_NUM_THREADS=1 python benchmarks/fixed_set.py --at-once 2 --images 3000 \\
         --held-out-images 1500 --common "--preset small --recipe fast --size 64x64 …"
+
+    python benchmarks/fixed_set.py --draw results/fixed_set_cpu.json docs/fixed_set.png
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import statistics
 import subprocess
@@ -30,6 +33,10 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from macnet.training.log import read_log
 from record import keep
@@ -97,6 +104,27 @@ def run(options: argparse.Namespace, name: str, flags: list[str], seed: int) -> 
     return found
 
 
+def draw(record: Path, out: Path) -> None:
+    """Validation accuracy by epoch of each variant, averaged over its seeds."""
+    found = json.loads(record.read_text())
+    curves = defaultdict[str, list[list[float]]](list)
+    for done in found["runs"]:
+        curves[done["variant"]].append(done["curve"])
+    epochs = float(re.findall(r"--recipe.epochs (\S+)", found["train"])[-1])
+    figure = Figure(figsize=(7, 3.8), layout="constrained")
+    axes = figure.subplots()
+    best_first = sorted(curves, key=lambda name: -statistics.fmean(c[-1] for c in curves[name]))
+    for name, color in zip(best_first, matplotlib.color_sequences["tab10"], strict=False):
+        by_epoch = [*zip(*curves[name], strict=True)]
+        at = [epochs * (k + 1) / len(by_epoch) for k in range(len(by_epoch))]
+        axes.plot(at, [*map(statistics.fmean, by_epoch)], color=color, lw=1.6, label=name)
+    axes.set(xlabel="epochs", ylabel="accuracy (%), validation questions", xlim=(0, epochs))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(out, dpi=160)
+
+
 def means(runs: list[dict[str, Any]]) -> dict[str, float]:
     """Accuracy (%) on test questions of each variant, averaged over its seeds."""
     found = defaultdict[str, list[float]](list)
@@ -117,7 +145,10 @@ def main() -> None:
     parser.add_argument("--real", type=Path, help="a CLEVR in the layout of the release")
     parser.add_argument("--folder", type=Path, help="for runs and caches; a temporary one if not")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--draw", type=Path, nargs=2, metavar=("RECORD", "PNG"))
     options = parser.parse_args()
+    if options.draw:
+        return draw(*options.draw)
     named = (given.partition("=") for given in options.variant or ["fixed="])
     variants = {name: shlex.split(flags) for name, _, flags in named}
     order = [(name, seed) for seed in options.seeds for name in variants]

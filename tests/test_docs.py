@@ -8,8 +8,10 @@ import re
 import shlex
 import shutil
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 from textwrap import dedent
 from typing import Any, NamedTuple
 
@@ -274,6 +276,21 @@ def test_the_speeds_and_the_accuracy_in_the_text_of_the_readme_are_those_of_the_
     assert " / ".join(f"{rate:,}" for rate in rendered) + " images/s" in text
     seconds = sorted(result("shipped.json")["seconds_of_asking"])
     assert f"takes {seconds[len(seconds) // 2]:.1f} s" in text
+
+
+def test_the_table_of_changes_on_a_fixed_set_is_that_of_the_record() -> None:
+    text = prose(ROOT / "docs/training.md").replace("**", "")
+    by_variant = defaultdict[str, list[Any]](list)
+    for run in result("fixed_set_cpu.json")["runs"]:
+        by_variant[run["variant"]].append(run)
+    for runs in by_variant.values():
+        overall, count = ([run["test"][name] for run in runs] for name in ("overall", "Count"))
+        training = fmean(run["training_accuracy_at_the_end"] for run in runs)
+        cells = (
+            f"{fmean(overall):.1f} ({min(overall):.1f}–{max(overall):.1f})",
+            f"{fmean(count):.1f}",
+        )
+        assert f"| {' | '.join(cells)} | {training:.1f} |" in text
 
 
 def test_the_version_is_the_same_everywhere() -> None:
