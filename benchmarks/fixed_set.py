@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shlex
 import statistics
 import subprocess
@@ -36,7 +35,6 @@ from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from macnet.training.log import read_log
 from record import keep
@@ -105,27 +103,27 @@ def run(options: argparse.Namespace, name: str, flags: list[str], seed: int) -> 
 
 
 def draw(record: Path, out: Path) -> None:
-    """Validation accuracy by epoch of each variant, averaged over its seeds."""
-    found = json.loads(record.read_text())
+    """Validation accuracy of each variant in the course of training, averaged over its seeds."""
+    runs = json.loads(record.read_text())["runs"]
     curves = defaultdict[str, list[list[float]]](list)
-    for done in found["runs"]:
+    for done in runs:
         curves[done["variant"]].append(done["curve"])
-    epochs = float(re.findall(r"--recipe.epochs (\S+)", found["train"])[-1])
+    most = max(done["questions"] for done in runs) / 1000
     figure = Figure(figsize=(7, 3.8), layout="constrained")
     axes = figure.subplots()
     best_first = sorted(curves, key=lambda name: -statistics.fmean(c[-1] for c in curves[name]))
     for name, color in zip(best_first, matplotlib.color_sequences["tab10"], strict=False):
-        by_epoch = [*zip(*curves[name], strict=True)]
-        at = [epochs * (k + 1) / len(by_epoch) for k in range(len(by_epoch))]
-        axes.plot(at, [*map(statistics.fmean, by_epoch)], color=color, lw=1.6, label=name)
-    axes.set(xlabel="epochs", ylabel="accuracy (%), validation questions", xlim=(0, epochs))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        means = [statistics.fmean(values) for values in zip(*curves[name], strict=True)]
+        at = [most * (k + 1) / len(means) for k in range(len(means))]
+        axes.plot(at, means, color=color, lw=1.6, label=name)
+    axes.set(xlabel="thousands of questions learned from", xlim=(0, most))
+    axes.set_ylabel("accuracy (%), validation questions")
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(out, dpi=160)
 
 
-def means(runs: list[dict[str, Any]]) -> dict[str, float]:
+def test_accuracy(runs: list[dict[str, Any]]) -> dict[str, float]:
     """Accuracy (%) on test questions of each variant, averaged over its seeds."""
     found = defaultdict[str, list[float]](list)
     for done in runs:
@@ -167,7 +165,7 @@ def main() -> None:
                 variants={name: shlex.join(flags) for name, flags in variants.items()},
                 rendered_by_torch=options.torch_renders,
                 runs_at_once=options.at_once,
-                mean_test_accuracy=means(runs),
+                mean_test_accuracy=test_accuracy(runs),
                 runs=runs,
             )
 
