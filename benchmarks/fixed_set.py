@@ -33,7 +33,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 from matplotlib.figure import Figure
 
 from macnet.training.log import read_log
@@ -102,33 +101,32 @@ def run(options: argparse.Namespace, name: str, flags: list[str], seed: int) -> 
     return found
 
 
+def by_variant(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """The runs of each variant, one a seed."""
+    found = defaultdict[str, list[dict[str, Any]]](list)
+    for done in runs:
+        found[done["variant"]].append(done)
+    return found
+
+
 def draw(record: Path, out: Path) -> None:
     """Validation accuracy of each variant in the course of training, averaged over its seeds."""
-    runs = json.loads(record.read_text())["runs"]
-    curves = defaultdict[str, list[list[float]]](list)
-    for done in runs:
-        curves[done["variant"]].append(done["curve"])
-    most = max(done["questions"] for done in runs) / 1000
+    variants = by_variant(json.loads(record.read_text())["runs"])
+    curves = {
+        name: [statistics.fmean(values) for values in zip(*(r["curve"] for r in runs), strict=True)]
+        for name, runs in variants.items()
+    }
     figure = Figure(figsize=(7, 3.8), layout="constrained")
     axes = figure.subplots()
-    best_first = sorted(curves, key=lambda name: -statistics.fmean(c[-1] for c in curves[name]))
-    for name, color in zip(best_first, matplotlib.color_sequences["tab10"], strict=False):
-        means = [statistics.fmean(values) for values in zip(*curves[name], strict=True)]
-        at = [most * (k + 1) / len(means) for k in range(len(means))]
-        axes.plot(at, means, color=color, lw=1.6, label=name)
-    axes.set(xlabel="thousands of questions learned from", xlim=(0, most))
+    for name, curve in sorted(curves.items(), key=lambda item: -item[1][-1]):
+        between = variants[name][0]["questions"] / 1000 / len(curve)
+        at = [between * (k + 1) for k in range(len(curve))]
+        axes.plot(at, curve, lw=1.6, label=name)
+    axes.set(xlabel="thousands of questions learned from", xlim=(0, None))
     axes.set_ylabel("accuracy (%), validation questions")
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(out, dpi=160)
-
-
-def test_accuracy(runs: list[dict[str, Any]]) -> dict[str, float]:
-    """Accuracy (%) on test questions of each variant, averaged over its seeds."""
-    found = defaultdict[str, list[float]](list)
-    for done in runs:
-        found[done["variant"]].append(done["test"]["overall"])
-    return {name: round(statistics.fmean(values), 2) for name, values in found.items()}
 
 
 def main() -> None:
@@ -165,7 +163,10 @@ def main() -> None:
                 variants={name: shlex.join(flags) for name, flags in variants.items()},
                 rendered_by_torch=options.torch_renders,
                 runs_at_once=options.at_once,
-                mean_test_accuracy=test_accuracy(runs),
+                mean_test_accuracy={
+                    name: round(statistics.fmean(done["test"]["overall"] for done in of_variant), 2)
+                    for name, of_variant in by_variant(runs).items()
+                },
                 runs=runs,
             )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 import subprocess
 import tempfile
@@ -18,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from record import keep
+from record import COMMIT, keep
 
 ROOT = Path(__file__).parent.parent
 TRAINED = ("mac", "lstm")
@@ -85,15 +84,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
 
-    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
-    os.environ["MACNET_COMMIT"] = commit  # for the record: this one may go on meanwhile
     totals = []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(args.repeats):
             clone = Path(folder) / f"macnet-{number}"
             subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-            subprocess.run(["git", "checkout", "--quiet", commit], cwd=clone, check=True)
+            subprocess.run(["git", "checkout", "--quiet", COMMIT], cwd=clone, check=True)
             total, parts, trains = timed_make_run(clone)
             totals.append(round(total, 1))
         rows = {name: {"0": _row(clone, f"out/{name}")} for name in TRAINED}

@@ -14,14 +14,22 @@ from typing import Any
 import torch
 
 
+def _commit() -> str:
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    # A copy of the tree on another machine may lack its history.
+    return os.environ.get("MACNET_COMMIT") or git.stdout.strip()
+
+
+COMMIT = _commit()
+"""The commit that is measured: that of the start, for work may go on meanwhile."""
+
+
 def keep(out: Path | None, what: str, **numbers: Any) -> None:
     """Print a measurement, and write it to a file of its own."""
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     record = {
         "what": what,
         "command": shlex.join(["python", *sys.argv]),
-        # A copy of the tree on another machine may lack its history.
-        "commit": os.environ.get("MACNET_COMMIT") or git.stdout.strip(),
+        "commit": COMMIT,
         "cpu": f"{platform.machine()}, {os.cpu_count()} cores",
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "python": platform.python_version(),
