@@ -521,6 +521,30 @@ def test_the_gate_sees_the_control_as_it_is(literal: bool) -> None:
         assert_close(share, step.gate, "gate")
 
 
+@pytest.mark.parametrize("base", ["paper", "reference"])
+def test_a_step_changes_the_memory_as_far_as_the_gate_lets_it(base: str) -> None:
+    config = small_config(base=base, gate=True)
+    case = Case.of(config)
+    memory, steps = case.run(randomized(Reasoner(config)).eval(), literal=False)
+    for step, following in zip(steps, [*(s.before for s in steps[1:]), memory], strict=True):
+        assert step.gate is not None
+        assert step.change is not None
+        assert_close(step.memory, following, "m is what the next step begins with")
+        mixed = step.gate * step.before + (1 - step.gate) * step.ungated
+        assert_close(mixed, step.memory, "ungated")
+        fresh = (1 - step.gate).expand_as(step.memory)
+        if base == "paper":
+            assert_close(step.change, fresh[:, 0], "change")
+        else:  # a gate for each number: between the least and the most of them
+            assert ((fresh.amin(1) < step.change) & (step.change < fresh.amax(1))).all()
+    assert steps[0]._replace(memory=steps[0].before).change.eq(0).all()  # type: ignore[union-attr]
+    still = steps[0]._replace(memory=steps[0].before, ungated=steps[0].before)
+    assert still.change.eq(0).all()  # type: ignore[union-attr]
+    without = small_config(base=base)
+    _, steps = Case.of(without).run(randomized(Reasoner(without)))
+    assert all(step.change is None for step in steps)
+
+
 # --- Precision, memory and errors ------------------------------------------------------------
 
 

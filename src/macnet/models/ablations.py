@@ -81,7 +81,8 @@ class SingleStateWrite(Linear):
     uses_query = False
 
     def literal(self, r: Tensor, c: Tensor, cq: Tensor, past: Past) -> MemoryUpdate:
-        return MemoryUpdate(self(torch.cat([r, past[-1].memory, c], -1)), None, None)
+        h = self(torch.cat([r, past[-1].memory, c], -1))
+        return MemoryUpdate(h, h, None, None)
 
     def prepare(self) -> units.WriteStep:
         return self.literal

@@ -32,7 +32,7 @@ from macnet.models.encoders import (
 from macnet.models.kernels.streams import SideStream
 from macnet.models.layers import Linear, apply_mask, variational_dropout_mask
 from macnet.models.read import READS
-from macnet.models.units import Past, State
+from macnet.models.units import MemoryUpdate, Past, State
 from macnet.models.write import build_write
 
 # --- 2.2  The cell ---------------------------------------------------------------------------
@@ -50,6 +50,20 @@ class StepTrace(NamedTuple):
     gate: Tensor | None  # (B, 1) or (B, d), the share of the old memory that was kept
     control: Tensor  # c: (B, d)
     memory: Tensor  # m: (B, d)
+    before: Tensor  # m_{i-1}: (B, d)
+    ungated: Tensor  # (B, d), what the memory would be if the gate kept nothing of m_{i-1}
+
+    @property
+    def change(self) -> Tensor | None:
+        """(B,): how far the gate let the memory move, from 0, not at all, to 1; None without gate.
+
+        With one gate for all d numbers this is 1 minus the gate.
+        """
+        if self.gate is None:
+            return None
+        moved, way = ((m - self.before).double() for m in (self.memory, self.ungated))
+        change: Tensor = moved.norm(dim=-1) / way.norm(dim=-1).clamp(min=1e-300)
+        return change
 
 
 class StateDropout(NamedTuple):
@@ -106,9 +120,8 @@ class MACCell(nn.Module):
         traces = []
         for i, (c_i, cq_i) in enumerate(zip(controls, queries, strict=True)):
             r, rv = read(i, dropout.of_memory(past[-1].memory))
-            m, sa, gate = write(r, c_i, cq_i, past)
-            past.append(State(c_i, m))
-            traces.append(StepTrace(None if cv is None else cv[i], rv, sa, gate, c_i, m))
+            cv_i = None if cv is None else cv[i]
+            traces.append(_append_step(past, c_i, cv_i, rv, write(r, c_i, cq_i, past)))
         return traces
 
     def literal(self, past: Past, inputs: CellInputs) -> list[StepTrace]:
@@ -122,9 +135,7 @@ class MACCell(nn.Module):
             c_prev = past[-1].control if self.separate else m_prev
             cq, c, cv = self.control.literal(i, c_prev, question)
             r, rv = self.read.literal(dropout.of_memory(m_prev), dropout.of_control(c), knowledge)
-            m, sa, gate = self.write.literal(r, c, cq, past)
-            past.append(State(c, m))
-            traces.append(StepTrace(cv, rv, sa, gate, c, m))
+            traces.append(_append_step(past, c, cv, rv, self.write.literal(r, c, cq, past)))
         return traces
 
 
@@ -147,10 +158,26 @@ class SingleStateCell(MACCell):
             c, cv = control(i, h)
             h = dropout.of_memory(h)
             r, rv = self.read.prepare(knowledge, dropout.of_control(c)[None])(0, h)
-            h, sa, gate = write(r, c, c, past)
-            past.append(State(c, h))
-            traces.append(StepTrace(cv, rv, sa, gate, c, h))
+            traces.append(_append_step(past, c, cv, rv, write(r, c, c, past)))
         return traces
+
+
+def _append_step(
+    past: Past, c: Tensor, cv: Tensor | None, rv: Tensor, written: MemoryUpdate
+) -> StepTrace:
+    """Append the new state to the past, and return the trace of the step."""
+    before = past[-1].memory
+    past.append(State(c, written.memory))
+    return StepTrace(
+        words=cv,
+        knowledge=rv,
+        self_attention=written.self_attention,
+        gate=written.gate,
+        control=c,
+        memory=written.memory,
+        before=before,
+        ungated=written.ungated,
+    )
 
 
 def _repeat_for_questions(knowledge: KnowledgeBase, questions: int) -> KnowledgeBase:

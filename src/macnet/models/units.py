@@ -30,6 +30,7 @@ class MemoryUpdate(NamedTuple):
     """The new memory, and how it was computed."""
 
     memory: Tensor  # m: (B, d)
+    ungated: Tensor  # (B, d): the same before the gate
     self_attention: Tensor | None  # sa: (B, j), over the steps before
     gate: Tensor | None  # (B, 1) or (B, d): the share of the old memory that was kept
 

@@ -154,9 +154,9 @@ class WriteUnit(nn.Module):
         return partial(self._write, self.combine.prepare())
 
     def _write(self, info: InfoStep, r: Tensor, c: Tensor, cq: Tensor, past: Past) -> MemoryUpdate:
-        m, sa = self._integrate(info, r, c, cq, past)  # (w1–w2.3)
-        m, kept = self.gate(c, past[-1].memory, m)  # (w3.1, w3.2)
-        return MemoryUpdate(m, sa, kept)
+        ungated, sa = self._integrate(info, r, c, cq, past)  # (w1–w2.3)
+        m, kept = self.gate(c, past[-1].memory, ungated)  # (w3.1, w3.2)
+        return MemoryUpdate(m, ungated, sa, kept)
 
     def _integrate(self, info: InfoStep, r: Tensor, c: Tensor, cq: Tensor, past: Past) -> Attended:
         return info(r, past[-1].memory), None  # (w1)

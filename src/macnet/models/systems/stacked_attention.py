@@ -111,6 +111,8 @@ class StackedAttentionNetwork(nn.Module):
                     gate=None,
                     control=before,
                     memory=u,
+                    before=before,
+                    ungated=u,
                 )
             )
         return self.output(u), steps
