@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from macnet.data.unknown_words import UnknownWord
-from macnet.explain.reply import Explanation, GridCenters, Reply, StepAttention
+from macnet.explain.reply import IDLE, Explanation, GridCenters, Reply, StepAttention
 
 QUESTION = "What color is the cube behind the tiny sphere?"
 
@@ -38,6 +38,7 @@ def explanation(
     grid: tuple[int, int] = (4, 5),
     words: bool = True,
     gate: bool = True,
+    resting: bool = False,
     first: int | None = 1,
     unknown: tuple[UnknownWord, ...] = (),
     seed: int = 0,
@@ -53,7 +54,8 @@ def explanation(
                 words=shares(rng, len(read)) if words else None,
                 image=shares(rng, *grid),
                 self_attention=shares(rng, number - (first or 0)) if recalls else None,
-                gate=float(rng.uniform()) if gate else None,
+                resting=shares(rng, *grid) if resting else None,
+                change=float(rng.uniform(IDLE, 1)) if gate else None,
             )
         )
     answers = ("cyan", "brown", "2", "yes", "no", "red", "large")
@@ -64,11 +66,15 @@ def explanation(
     return Explanation(reply, read, pixels, centred(*grid), tuple(attention))
 
 
+ROUND = 20  # pixels, more than corners of images have
+
 # --- what is seen of them --------------------------------------------------------------------
 
 
 def holds(image: Image.Image, part: np.ndarray) -> bool:
-    """Whether the part is anywhere in it: first its upper left corner, then all of it."""
+    """Whether the part is anywhere in it, but for its corners, which may be round."""
+    corner = min(ROUND, *(side // 3 for side in part.shape[:2]))
+    part = part[corner:-corner, corner:-corner] if corner else part
     pixels, (height, width) = np.asarray(image), part.shape[:2]
     corners = (pixels[:, :, :] == part[0, 0]).all(-1)
     return any(

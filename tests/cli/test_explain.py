@@ -1,4 +1,4 @@
-"""`macnet explain`: three kinds of file, of any picture or a fresh one; and what it refuses."""
+"""`macnet explain`: five kinds of file, of any picture or a fresh one; and what it refuses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def explains(*arguments: str | Path) -> None:
     assert main(["explain", *map(str, arguments)]) == 0
 
 
-@pytest.mark.parametrize("name", ["figure.png", "film.GIF", "new/folder/page.html"])
+@pytest.mark.parametrize(
+    "name", ["figure.png", "figure.svg", "figure.pdf", "film.GIF", "new/folder/page.html"]
+)
 def test_the_name_says_what_is_written(
     name: str, made: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -36,11 +38,23 @@ def test_the_name_says_what_is_written(
     content = (here / name).read_bytes()
     if name.endswith(".html"):
         assert f'<p class="answer named">{answer}</p>' in content.decode()
-    else:
+    elif name.endswith(("png", "GIF")):
         with Image.open(here / name) as image:
             assert image.format == name[-3:].upper()
-            assert getattr(image, "n_frames", 1) == (4 if name.endswith("GIF") else 1)
+            assert (getattr(image, "n_frames", 1) > 2) == name.endswith("GIF")
+    else:
+        assert content.startswith({"svg": b"<?xml", "pdf": b"%PDF"}[name[-3:]])
     assert [path.name for path in (here / name).parent.iterdir() if ".part" in path.name] == []
+
+
+def test_the_steps_that_are_shown(made: Path, here: Path) -> None:
+    frames = {}
+    for steps in ("2", "1-2", "all", "2,1,2"):
+        explains("picture.png", QUESTION, "--out", "a.gif", "--model", made, "--steps", steps)
+        frames[steps] = (here / "a.gif").read_bytes()
+        with Image.open(here / "a.gif") as film:
+            assert film.n_frames == (3 if steps == "2" else 4)  # type: ignore[attr-defined]
+    assert frames["1-2"] == frames["all"] == frames["2,1,2"]
 
 
 def test_a_fresh_scene_is_kept(made: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,10 +79,10 @@ def test_unknown_words_are_named(
     ("arguments", "expected"),
     [
         (
-            ["picture.png", QUESTION, "--out", "a.pdf"],
-            "--out is a.pdf; its name must end in .png, .gif or .html",
+            ["picture.png", QUESTION, "--out", "a.eps"],
+            "--out is a.eps; its name must end in .png, .svg, .pdf, .gif, .html",
         ),
-        (["picture.png", QUESTION, "--out", "a"], "--out is a; its name must end in .png, .gif"),
+        (["picture.png", QUESTION, "--out", "a"], "--out is a; its name must end in .png, .svg"),
         (["picture.png", QUESTION, "--out", "a.png"], "--out is a.png, which is a folder"),
         (
             [QUESTION, "--seed", "5", "--out", "scene-5.png"],
@@ -83,6 +97,26 @@ def test_unknown_words_are_named(
         (["picture.png", QUESTION, "--out", "b.png", "--seed", "1"], "--seed is given, but"),
         (["nowhere.png", QUESTION, "--out", "b.png"], "nowhere.png: there is no such file"),
         (["picture.png", "", "--out", "b.png"], "the question is empty"),
+        *(
+            (["picture.png", QUESTION, "--out", "b.png", "--steps", steps], expected)
+            for steps, expected in (
+                ("some", "--steps is some; give all, or numbers such as 1,10-12"),
+                ("", "--steps is ; give all, or numbers"),
+                ("1-", "--steps is 1-; give all"),
+                ("2-1", "--steps has 2-1; steps are counted from 1, upwards"),
+                ("0", "--steps has 0; steps are counted from 1"),
+                ("1-99999999", "--steps has 1-99999999; steps are counted"),
+                ("1,3", "--steps has 3, but the network has 2 steps"),
+            )
+        ),
+        (
+            ["picture.png", QUESTION, "--out", "b.html", "--steps", "1"],
+            "--steps is given, but a page lets its reader choose; leave it out",
+        ),
+        (
+            ["picture.png", QUESTION, "--out", "b.html", "--keep-resting"],
+            "--keep-resting is given, but a page lets its reader choose",
+        ),
         (["picture.png", "--out", "b.png"], "picture.png: this is a file; put a question"),
         (["--out", "b.png"], "there is no question"),
     ],

@@ -117,7 +117,7 @@ def test_a_question_is_one_threads_work(way: str, model: Model) -> None:
     hook = network.output.register_forward_hook(lambda *_: used.append(torch.get_num_threads()))
     getattr(model, way)(SCENE, QUESTION)
     hook.remove()
-    assert (used, torch.get_num_threads()) == ([1], 3)
+    assert ({*used}, torch.get_num_threads()) == ({1}, 3)
 
 
 # --- questions -------------------------------------------------------------------------------
@@ -243,7 +243,9 @@ def test_an_explanation_is_the_trace_of_its_answer(run: Path, model: Model) -> N
         np.testing.assert_allclose(look.image.ravel(), step.knowledge[0], rtol=1e-5)
         assert look.words.sum() == pytest.approx(1)
         assert look.image.sum() == pytest.approx(1)
-        assert look.gate == pytest.approx(step.gate.item())
+        assert look.change == pytest.approx(1 - step.gate.item())
+        assert look.resting is not None
+        assert look.resting.shape == look.image.shape
         if number:
             assert look.self_attention is not None
             assert look.self_attention.shape == (number,)
@@ -266,8 +268,8 @@ def test_explanations_of_other_networks(
         # The reference recalls the state before the first step too.
         assert (look.self_attention is None) == (not changes.get("self_attention"))
         assert look.self_attention is None or look.self_attention.shape == (number + 1,)
-        assert (look.gate is None) == (not changes.get("gate"))
-        assert look.gate is None or 0 < look.gate < 1
+        assert (look.change is None) == (not changes.get("gate"))
+        assert look.change is None or 0 < look.change < 1
 
 
 # --- which network ---------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""A figure holds every step, whatever the picture and the question; a film too."""
+"""A figure holds what tells most, and every step in small, whatever picture and question."""
 
 from __future__ import annotations
 
 import errno
-from itertools import pairwise
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,67 +13,145 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from explained import contrast, explanation, holds, shares
+from explained import contrast, explanation, holds
 from macnet.data.unknown_words import UnknownWord
-from macnet.explain.drawing import GAP, MARGIN, TEXT, highlight_color, pieces
+from macnet.explain import cards, drawing
+from macnet.explain.animation import write_gif
+from macnet.explain.cards import ACCENT, CARD, LIT, PADDING, UNLIT
+from macnet.explain.drawing import (
+    BACKGROUND,
+    MARGIN,
+    Box,
+    Part,
+    Text,
+    draw_words,
+    mix,
+    of_height,
+    on_card,
+    pieces,
+    stack,
+    to_image,
+)
 from macnet.explain.figure import (
+    ARROW_WIDTH,
+    BEYOND_RESTING,
     FIGURE_WIDTH,
-    FRAME_WIDTH,
     IMAGE_WIDTH,
-    TOP_SHARE,
-    TOP_WORDS,
+    choose_groups,
     draw_figure,
-    draw_frames,
-    top_words,
-    write_gif,
-    write_png,
+    lay_out,
+    write_figure,
 )
+from macnet.explain.grouping import StepGroup, merge_steps
 from macnet.explain.overlay import overlay_attention
+from macnet.explain.reply import Explanation
 
 
-@pytest.mark.parametrize(
-    ("steps", "across", "down"),
-    [(1, 2, 1), (2, 2, 1), (3, 3, 1), (4, 4, 1), (5, 4, 2), (9, 6, 2), (16, 6, 3)],
-)
-def test_every_step_has_a_panel(steps: int, across: int, down: int) -> None:
-    panel = min(IMAGE_WIDTH, (FIGURE_WIDTH + GAP) // across - GAP)
-    told = explanation(steps=steps, picture=(panel, 100))  # which is shown as it is
-    figure = draw_figure(told)
+def each(told: Explanation) -> list[StepGroup]:
+    """Every step by itself."""
+    return [merge_steps(told.steps, [number + 1]) for number in range(len(told.steps))]
+
+
+def texts(part: Part) -> list[str]:
+    return [mark.text for mark in part.marks if isinstance(mark, Text)]
+
+
+@pytest.mark.parametrize(("steps", "across"), [(1, 2), (2, 2), (3, 3), (4, 4), (5, 3), (9, 3)])
+def test_every_group_has_a_card(steps: int, across: int) -> None:
+    card = min(IMAGE_WIDTH, (FIGURE_WIDTH + ARROW_WIDTH) // across - ARROW_WIDTH)
+    told = explanation(steps=steps, picture=(card - 2 * PADDING, 100))  # shown as it is
+    part = lay_out(told, each(told))
+    figure = to_image(part)
     assert figure.width == FIGURE_WIDTH + 2 * MARGIN
-    assert 400 + down * 200 < figure.height < 600 + down * 330
-    for look in told.steps:
-        assert holds(figure, overlay_attention(told.image, look.image, told.centers))
+    for step in told.steps:
+        assert holds(figure, overlay_attention(told.image, step.image, told.centers))
+    assert [text for text in texts(part) if text.startswith("step ")] == [
+        f"step {number + 1}" for number in range(steps)
+    ]
+    # From card to card, but not from row to row; the chain has more of them.
+    arrows = [mark for mark in part.marks if isinstance(mark, Text) and mark.size == 36]
+    assert len(arrows) == steps - -(-steps // across)
     told = explanation(steps=steps, picture=(IMAGE_WIDTH, 100))
     assert holds(draw_figure(told), told.image)
 
 
-def test_a_film_has_a_frame_for_each_step_and_two(tmp_path: Path) -> None:
-    told = explanation(steps=5, picture=(FRAME_WIDTH, 200))
-    drawn = draw_frames(told)
-    assert len({frame.size for frame in drawn}) == 1
-    lit = [overlay_attention(told.image, look.image, told.centers) for look in told.steps]
-    lit = [told.image, *lit, told.image]
-    assert all(holds(frame, part) for frame, part in zip(drawn, lit, strict=True))
-    write_gif(told, tmp_path / "film.gif")
-    with Image.open(tmp_path / "film.gif") as film:
-        assert (film.format, getattr(film, "n_frames", 1), film.size) == ("GIF", 7, drawn[0].size)
-        assert film.info["loop"] == 0
-        stays = []
-        for number, frame in enumerate(drawn):
-            film.seek(number)
-            stays.append(film.info["duration"])
-            apart = np.asarray(film.convert("RGB")).astype(int) - np.asarray(frame)
-            assert np.abs(apart).mean() < 12  # even of noise, 256 colours tell the most
-    assert stays == [2000, 1000, 1000, 1000, 1000, 1000, 4000]
+def test_all_steps_are_there_in_small_and_idle_ones_say_so() -> None:
+    told = explanation(steps=12, seed=3)
+    object.__setattr__(told.steps[4], "change", 0.01)
+    part = lay_out(told)
+    shown = texts(part)
+    assert [text for text in shown if re.fullmatch(r"\d+( idle)?", text)][-12:] == [
+        f"{number} idle" if number == 5 else str(number) for number in range(1, 13)
+    ]
+    on_cards = {number for group in choose_groups(told) for number in group.numbers}
+    assert 5 not in on_cards
+    lines = [mark for mark in part.marks if isinstance(mark, Box) and mark.color == ACCENT]
+    assert len(lines) == len(on_cards)
+    # Where every step has a card of its own, nothing is left to be told.
+    few = explanation(steps=3)
+    assert "3" not in texts(lay_out(few, each(few)))
 
 
-def test_the_same_thought_is_the_same_file(tmp_path: Path) -> None:
-    for write, name in ((write_png, "a.png"), (write_gif, "a.gif")):
-        contents = set()
-        for _ in range(2):
-            write(explanation(steps=1, picture=(60, 20)), tmp_path / name)
-            contents.add((tmp_path / name).read_bytes())
-        assert len(contents) == 1
+def test_the_chain_is_what_the_steps_read_and_then_the_answer() -> None:
+    told = explanation(steps=3, question="the color of the tiny cube", first=None)
+    for step, read in zip(told.steps, ([5], [5], [0, 1]), strict=True):
+        assert step.words is not None
+        step.words[:] = 0
+        step.words[read] = 1 / len(read)
+    words = texts(lay_out(told, each(told)))
+    start = words.index("cube", words.index("tiny"))
+    answer = words.index(told.reply.answer)
+    assert words[words.index("cube", start + 1) : answer] == ["cube", "→", "color", "→"]
+
+
+def test_only_answers_that_are_likely_and_the_next_are_shown() -> None:
+    told = explanation()
+    for probabilities, expected in (
+        ({"red": 0.999, "blue": 0.0006, "2": 0.0004}, "99.9%; next: blue 0.1%"),
+        ({"red": 0.9, "blue": 0.08, "2": 0.02}, "90.0%; next: blue 8.0%, 2 2.0%"),
+        ({"red": 1.0}, "100.0%"),
+    ):
+        object.__setattr__(told.reply, "probabilities", probabilities)
+        answer = cards.draw_answer(told.reply, 900, 72)
+        assert " ".join(texts(answer)[1:]) == expected
+
+
+def test_a_figure_without_resting_maps_says_so() -> None:
+    told = explanation(steps=2, resting=True)
+    beyond = told.beyond_resting
+    assert BEYOND_RESTING not in texts(lay_out(told))
+    shown = texts(lay_out(beyond, each(beyond)))
+    assert BEYOND_RESTING in shown
+    for step in beyond.steps:
+        assert step.change is not None
+        assert f"{step.share:.0%} of attention, {step.change:.0%} of memory" in shown
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf", ".gif"])
+def test_the_same_explanation_is_the_same_file(suffix: str, tmp_path: Path) -> None:
+    write = write_gif if suffix == ".gif" else write_figure
+    contents = set()
+    for name in ("a", "b"):
+        write(explanation(steps=2, picture=(60, 20)), tmp_path / f"{name}{suffix}")
+        contents.add((tmp_path / f"{name}{suffix}").read_bytes())
+    assert len(contents) == 1
+    (content,) = contents
+    assert content.startswith({".png": b"\x89PNG", ".gif": b"GIF8"}.get(suffix, content[:1]))
+
+
+def test_vectors_have_the_size_and_the_text_of_the_figure(tmp_path: Path) -> None:
+    told = explanation(steps=3, picture=(60, 40), question="what is <b> & $x$ ?")
+    figure = lay_out(told)
+    for name in ("figure.svg", "figure.pdf"):
+        write_figure(told, tmp_path / name)
+    svg = (tmp_path / "figure.svg").read_text("utf-8")
+    assert f'width="{figure.width}pt" height="{figure.height}pt"' in svg
+    images = 1 + len(choose_groups(told))
+    images += 3 * (len(choose_groups(told)) < 3)  # and all in small
+    assert svg.count("<image ") == images
+    pdf = (tmp_path / "figure.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF")
+    assert f"/MediaBox [ 0 0 {figure.width} {figure.height} ]".encode() in pdf
 
 
 @pytest.mark.parametrize(
@@ -81,8 +159,7 @@ def test_the_same_thought_is_the_same_file(tmp_path: Path) -> None:
 )
 def test_pictures_of_any_shape(size: tuple[int, int]) -> None:
     told = explanation(steps=2, picture=size)
-    assert draw_figure(told).height < 2250
-    assert all(frame.width == FRAME_WIDTH + 2 * MARGIN for frame in draw_frames(told))
+    assert lay_out(told).height < 2700
 
 
 @pytest.mark.parametrize(
@@ -99,32 +176,22 @@ def test_pictures_of_any_shape(size: tuple[int, int]) -> None:
     ids=["short", "46 words", "255 words", "one long word", "scripts", "code", "no text"],
 )
 def test_questions_of_any_length_and_script(question: str) -> None:
-    told = explanation(steps=2, question=question)
-    figure = draw_figure(told)
-    assert figure.height < 2200
+    figure = draw_figure(explanation(steps=2, question=question))
+    assert figure.height < 2600
     margins = np.asarray(figure).copy()
     margins[MARGIN:-MARGIN, MARGIN:-MARGIN] = 255
     assert (margins == 255).all()  # nothing stands over the edge
-    assert len(draw_frames(told)) == 4
 
 
 def test_what_a_network_lacks_is_left_out() -> None:
-    whole = draw_figure(explanation(steps=8))
-    without = ({"words": False}, {"first": None}, {"words": False, "first": None, "gate": False})
-    heights = [draw_figure(explanation(steps=8, **lacks)).height for lacks in without]
-    assert heights[2] < min(heights[:2])
-    assert max(heights) < whole.height
-    assert draw_figure(explanation(steps=8, first=0)).size == whole.size  # recalls the beginning
-
-
-def test_an_animation_shows_the_question_where_no_word_is_attended_to() -> None:
-    told = explanation(steps=2, words=False, gate=False, first=None)
-    asked, *steps, _ = (np.asarray(frame) for frame in draw_frames(told))
-    rows, below = np.nonzero((asked < 255).any((1, 2)))[0], FRAME_WIDTH * 40 // 60 + 100
-    question = asked[below : rows[-1] + 1]
-    assert (question < 128).any()
-    for step in steps:
-        assert holds(Image.fromarray(step), question)
+    whole, without = (
+        lay_out(told, each(told))
+        for told in (explanation(steps=3), explanation(steps=3, words=False, gate=False))
+    )
+    assert without.height < whole.height
+    assert sum("of memory" in text for text in texts(whole)) == 3
+    assert not any("of memory" in text for text in texts(without))
+    assert texts(without).count("→") == 2  # between the cards, and no chain
 
 
 def test_unknown_words_are_told() -> None:
@@ -139,48 +206,59 @@ def test_unknown_words_are_told() -> None:
     ]
     assert explanation().reply.notes == []
     assert len(explanation(unknown=(UnknownWord("x" * 900, None),)).reply.notes[0]) < 80
-    plain = draw_figure(explanation(steps=2, picture=(40, 4)))
-    told = draw_figure(
-        explanation(steps=2, picture=(40, 4), unknown=(UnknownWord("shpere", "sphere"),) * 9)
-    )
-    assert told.height > plain.height
+    told = " ".join(texts(lay_out(explanation(unknown=strange))))
+    assert all(note in told for note in explanation(unknown=strange).reply.notes)
 
 
-@given(seed=st.integers(0, 1 << 16), count=st.integers(1, 40))
-def test_a_panel_shows_the_words_that_were_read_most(seed: int, count: int) -> None:
-    read = shares(np.random.default_rng(seed), count)
-    names, weights = top_words([f"w{i}" for i in range(count)], read)
-    kept = [int(name[1:]) for name in names if name != "…"]
-    assert kept == sorted(kept)
-    rest = [share for i, share in enumerate(read) if i not in kept]
-    assert min(read[kept]) >= max(rest, default=0)
-    assert [w for name, w in zip(names, weights, strict=True) if name != "…"] == list(read[kept])
-    # As many as it takes, and as there is room for.
-    assert len(kept) == TOP_WORDS or read[kept].sum() > TOP_SHARE - 1e-6
-    assert len(kept) == 1 or np.sort(read[kept])[1:].sum() < TOP_SHARE + 1e-6
-    gaps = sum(b > a + 1 for a, b in pairwise(kept))
-    assert len(names) == len(kept) + gaps
-    assert "… …" not in " ".join(names)
+# --- parts -----------------------------------------------------------------------------------
 
 
 @given(a=st.floats(0, 1), b=st.floats(0, 1))
-def test_a_word_is_the_warmer_the_more_it_is_attended(a: float, b: float) -> None:
-    low, high = highlight_color(min(a, b)), highlight_color(max(a, b))
-    assert all(x >= y for x, y in zip(low, high, strict=True))  # of white, less and less
-    assert contrast(high, TEXT) > 7  # and always to be read
+def test_a_word_is_the_brighter_the_more_it_is_read(a: float, b: float) -> None:
+    low, high = (mix(UNLIT, LIT, share) for share in sorted((a, b)))
+    assert all(x <= y for x, y in zip(low, high, strict=True))
+    assert contrast(low, CARD) > 4.5  # and always to be read
 
 
-@pytest.mark.parametrize("write", [write_png, write_gif])
+def test_parts_keep_their_marks() -> None:
+    one, two = (draw_words(["word"], 20, width) for width in (100, 60))
+    below, beside = stack(5, one, two), stack(5, one, two, across=True)
+    assert (below.width, below.height) == (100, 2 * one.height + 5)
+    assert (beside.width, beside.height) == (165, one.height)
+    assert [mark.y for mark in below.marks] == [20, one.height + 25]
+    assert [mark.x for mark in beside.marks] == [0, 105]
+    card = on_card(one, CARD, 10, 8)
+    box, text = of_height(card, 200).marks
+    assert isinstance(box, Box)
+    assert (box.height, card.height, text.x, text.y) == (200, one.height + 20, 10, 30)
+
+
+@pytest.mark.parametrize("size", [(40, 30), (9, 50), (1, 1)])
+def test_corners_are_round_and_nothing_else_is(size: tuple[int, int]) -> None:
+    part = Part(*size, (Box(0, 0, *size, CARD, 8),))
+    pixels = np.asarray(to_image(part)).astype(int)
+    radius = min(8, min(size) // 2)
+    for y in range(size[1]):
+        for x in range(size[0]):
+            across = max(radius - x - 0.5, x + 0.5 - size[0] + radius, 0)
+            down = max(radius - y - 0.5, y + 0.5 - size[1] + radius, 0)
+            inside = radius - (across**2 + down**2) ** 0.5 if across and down else radius + 1
+            if abs(inside) > 1:  # but for the line itself
+                assert tuple(pixels[y, x]) == (CARD if inside > 0 else BACKGROUND)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
 def test_a_full_disk_leaves_nothing(
-    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(self: Image.Image, file: Any, *_: Any, **__: Any) -> None:
+    def full(self: Any, file: Any, *_: Any, **__: Any) -> None:
         file.write(b"half")
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Image.Image, "save", full)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
     with pytest.raises(OSError, match="No space left"):
-        write(explanation(steps=1, picture=(60, 20)), tmp_path / "figure")
+        write_figure(explanation(steps=1, picture=(60, 20)), tmp_path / f"figure{suffix}")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -213,5 +291,12 @@ def test_words_in_pieces(word: str, expected: list[str]) -> None:
 
 def test_a_question_of_a_book() -> None:
     """Its beginning is shown; a picture of all of it would be a wall."""
-    long, longer = (draw_figure(explanation(question="w " * n)) for n in (900, 50_000))
-    assert long.size == longer.size
+    long, longer = (lay_out(explanation(question="w " * n)) for n in (900, 50_000))
+    assert long.height == longer.height
+
+
+def test_text_is_cut_where_it_has_no_room() -> None:
+    (line,) = drawing.draw_text("word " * 99, 200, 20).marks
+    assert isinstance(line, Text)
+    assert line.text.endswith("…")
+    assert drawing.font_of(20).getlength(line.text) < 200 + 20

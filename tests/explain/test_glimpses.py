@@ -7,11 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from explained import holds
 from macnet import devices
 from macnet.errors import InputError
+from macnet.explain.animation import draw_frames
 from macnet.explain.attention import measure_attention
-from macnet.explain.drawing import GAP, MARGIN
-from macnet.explain.figure import IMAGE_WIDTH, draw_figure, draw_frames
+from macnet.explain.cards import PADDING
+from macnet.explain.figure import IMAGE_WIDTH, draw_figure
+from macnet.explain.grouping import merge_steps
 from macnet.explain.model import load
 from macnet.explain.overlay import overlay_attention
 from macnet.explain.page import make_page
@@ -28,25 +31,22 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_glimpses_are_two_steps_without_words(run: Path) -> None:
-    image = np.random.default_rng(0).integers(0, 256, (400, IMAGE_WIDTH, 3), dtype=np.uint8)
+    width = IMAGE_WIDTH - 2 * PADDING
+    image = np.random.default_rng(0).integers(0, 256, (400, width, 3), dtype=np.uint8)
     explanation = load(run).explain(image, QUESTION)
     first, second = explanation.steps
     for step in (first, second):
         assert step.image.shape == (-(-HEIGHT // 8), -(-WIDTH // 8))
         assert step.image.sum() == pytest.approx(1)
-        assert (step.words, step.self_attention, step.gate) == (None, None, None)
+        assert (step.words, step.self_attention, step.change) == (None, None, None)
 
-    # Side by side, as large as the image, with nothing below.
-    figure = np.asarray(draw_figure(explanation))
-    lit = [overlay_attention(image, step.image, explanation.centers) for step in (first, second)]
-    between = np.full((len(image), GAP, 3), 255)
-    panels = np.hstack([lit[0], between, lit[1]])
-    bottom = figure[-MARGIN - len(image) : -MARGIN, MARGIN:]
-    assert np.array_equal(bottom[:, : panels.shape[1]], panels)
-    assert (bottom[:, panels.shape[1] :] == 255).all()
-    assert len(draw_frames(explanation)) == 4
+    each = [merge_steps(explanation.steps, [number]) for number in (1, 2)]
+    figure = draw_figure(explanation, each)
+    for step in (first, second):
+        assert holds(figure, overlay_attention(image, step.image, explanation.centers))
+    assert len(draw_frames(explanation, each)) == 4
     page = make_page(explanation)
-    assert "Step 2 of 2 looks at the " in page
+    assert "Step 2 of 2 attends to " in page
     assert " reads " not in page
 
 

@@ -22,7 +22,7 @@ from macnet.data.unknown_words import UnknownWord
 from macnet.explain import page
 from macnet.explain.overlay import overlay_attention
 from macnet.explain.page import make_page, write_page
-from macnet.explain.reply import Explanation
+from macnet.explain.reply import IDLE, Explanation
 from programs_written import FIVE, written
 
 
@@ -31,20 +31,21 @@ from programs_written import FIVE, written
     steps=st.integers(1, 16),
     words=st.booleans(),
     gate=st.booleans(),
+    resting=st.booleans(),
     first=st.sampled_from([None, 0, 1]),
     seed=st.integers(0, 99),
 )
 def test_all_that_was_thought_is_there(
-    steps: int, words: bool, gate: bool, first: int | None, seed: int
+    steps: int, words: bool, gate: bool, resting: bool, first: int | None, seed: int
 ) -> None:
-    told = explanation(steps=steps, words=words, gate=gate, first=first, seed=seed)
+    told = explanation(steps=steps, words=words, gate=gate, resting=resting, first=first, seed=seed)
     text = make_page(told)
     data, parsed = data_of(text), Parsed(text)
     assert data["words"] == QUESTION.lower().split()
     assert len(data["steps"]) == steps
     for step, look in zip(data["steps"], told.steps, strict=True):
-        assert step["gate"] == look.gate
-        for name in ("words", "image", "self_attention"):
+        assert (step["change"], step["idle"]) == (look.change, look.idle)
+        for name in ("words", "image", "resting", "self_attention"):
             thought = getattr(look, name)
             if thought is None:
                 assert step[name] is None
@@ -54,8 +55,12 @@ def test_all_that_was_thought_is_there(
     assert (slider["min"], slider["max"]) == ("0", str(steps))
     assert parsed.text["title"] == parsed.text["h1"] == QUESTION
     shown = [f"{share:.1%}" for share in told.reply.probabilities.values()]
-    assert [share for share in shown[:5] if share not in text] == []
-    assert len(parsed.all("li")) == 5
+    likely = sum(share >= 0.01 for share in told.reply.probabilities.values())
+    assert len(parsed.all("li")) == max(2, likely)
+    assert [share for share in shown[: max(2, likely)] if share not in text] == []
+    links = data["chain"]
+    assert (links == []) == (not words)
+    assert [link["step"] for link in links] == sorted(link["step"] for link in links)
 
 
 def test_nothing_comes_from_elsewhere() -> None:
@@ -104,6 +109,7 @@ def test_a_question_that_would_be_code(question: str) -> None:
 
 def assert_escaped(question: str) -> None:
     plain, told = Parsed(make_page(explanation())), explanation(question=question)
+    object.__setattr__(told.reply, "probabilities", explanation().reply.probabilities)
     text = make_page(told)
     parsed = Parsed(text)
     assert [tag for tag, _ in parsed.tags] == [tag for tag, _ in plain.tags]
@@ -139,11 +145,22 @@ def test_a_step_is_told_in_words() -> None:
     look = told.steps[0]
     look.words[:] = 0.25, 0.75  # type: ignore[index]
     look.image[:] = 0
-    look.image[0, -1], look.image[2, 0] = 0.8, 0.2
+    look.image[0, -1], look.image[3, 0] = 0.75, 0.25
     (step,) = data_of(make_page(told))["steps"]
     assert step["description"] == (
-        "Step 1 of 1 reads “ball” (75%) and “red” (25%), looks at the upper right (80%) and keeps "
-        f"{look.gate:.0%} of its memory."
+        "Step 1 of 1 reads “ball” (75%) and “red” (25%), attends to the upper right (75%) and "
+        f"changes {look.change:.0%} of the memory."
+    )
+    object.__setattr__(look, "change", IDLE / 2)
+    object.__setattr__(look, "resting", np.zeros_like(look.image))
+    look.resting[0, -1] = 0.55  # type: ignore[index]
+    look.resting[0, 0] = 0.45  # type: ignore[index]
+    (step,) = data_of(make_page(told))["steps"]
+    assert step["description"].endswith(" and changes 5% of the memory, so that it is idle.")
+    assert step["description_beyond"] == (
+        "Step 1 of 1 reads “ball” (75%) and “red” (25%), attends to the lower left (25%) and the "
+        "upper right (20%) and changes 5% of the memory, so that it is idle. Its resting map, 55% "
+        "of its attention, is taken off."
     )
     told = explanation(steps=2, first=0, words=False, gate=False, grid=(3, 3))
     told.steps[1].image[:] = np.diag([0, 1, 0])
@@ -151,7 +168,7 @@ def test_a_step_is_told_in_words() -> None:
     assert recalled is not None
     recalled[:] = 0.9, 0.1
     assert data_of(make_page(told))["steps"][1]["description"] == (
-        "Step 2 of 2 looks at the middle (100%) and recalls the beginning (90%)."
+        "Step 2 of 2 attends to the middle (100%) and recalls the beginning (90%)."
     )
 
 
@@ -161,7 +178,7 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 ACTS = """
 <script>
 const seen = [], saw = () => seen.push([
-  $("step").value, $("words").children[0].style.getPropertyValue("--share"),
+  $("step").value, $("words").children[0].style.getPropertyValue("--light"),
 ]);
 const press = (key) => document.body.dispatchEvent(
   new KeyboardEvent("keydown", { key, bubbles: true })
@@ -214,8 +231,8 @@ def test_in_a_browser(tmp_path: Path) -> None:
     assert apart.max() < 25
 
 
-def acted(file: Path) -> Any:
-    """What the script in a page puts out in a browser, from its second step on."""
+def acted(file: Path, opened_at: str = "#step=2") -> Any:
+    """What the script in a page puts out in a browser, by default from its second step on."""
     flags = [
         "--headless",
         "--no-sandbox",
@@ -223,10 +240,83 @@ def acted(file: Path) -> Any:
         "--virtual-time-budget=3000",
         "--dump-dom",
     ]
-    command = [str(BROWSER), *flags, f"--user-data-dir={file.parent}", f"{file.as_uri()}#step=2"]
+    command = [
+        str(BROWSER),
+        *flags,
+        f"--user-data-dir={file.parent}",
+        f"{file.as_uri()}{opened_at}",
+    ]
     dumped = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
     (output,) = re.findall("<output>(.*)</output>", dumped)
     return json.loads(output)
+
+
+REASONING_ACTS = """
+<script>
+function act() {
+  const brightest = () => {
+    const { data } = stage.context.getImageData(0, 0, stage.width, stage.height);
+    let most = 0;
+    for (let at = 0; at < data.length; at += 4) if (data[at] > data[most]) most = at;
+    return [(most / 4) % stage.width, Math.floor(most / 4 / stage.width)];
+  };
+  const state = () => [now, $("title").textContent, $("facts").textContent, $("card").className];
+  const seen = [state()];
+  $("chain").querySelectorAll("button")[1].click(); seen.push(state());
+  seen.push($("chain").children[1].ariaCurrent);
+  stage.draw(light(now));
+  const beyond = brightest();
+  $("take").click(); seen.push(state());
+  stage.draw(light(now));
+  const done = document.createElement("output");
+  done.textContent = JSON.stringify({
+    seen, beyond, all: brightest(), said: $("said").textContent, follows: (go(1), following()),
+    chain: $("chain").textContent, idle: [...document.querySelectorAll("#strip .idle")].length,
+  });
+  document.body.append(done);
+}
+const waiting = setInterval(() => { if (now >= 0) { clearInterval(waiting); act(); } }, 50);
+</script>
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_the_reasoning_in_a_browser(tmp_path: Path) -> None:
+    """It opens on the picture; the chain leads to steps, and resting maps come off and on."""
+    told = explanation(
+        steps=3, picture=(80, 60), grid=(3, 4), first=None, question="red ball", resting=True
+    )
+    told.image[:] = 128
+    for step, cell, word in zip(told.steps, ((0, 0), (1, 1), (2, 3)), (0, 0, 1), strict=True):
+        assert step.words is not None
+        assert step.resting is not None
+        step.words[:] = np.eye(2)[word]
+        step.image[:] = 0.1 / 12
+        step.image[0, 3] += 0.6
+        step.image[cell] += 0.3
+        step.resting[:] = 0.1 / 12
+        step.resting[0, 3] += 0.9
+    for step, change in zip(told.steps, (0.5, 0.05, 0.8), strict=True):
+        object.__setattr__(step, "change", change)
+    file = tmp_path / "page.html"
+    file.write_text(
+        make_page(told).replace("</body>", f"{REASONING_ACTS}</body>").replace("800)", "80)")
+    )
+    did = acted(file, "")
+    assert did["seen"] == [
+        [0, "the picture", "", ""],
+        [3, "step 3 of 3", "30% of attention, 80% of memory", ""],
+        "step",
+        [3, "step 3 of 3", "80% of memory", ""],
+    ]
+    assert did["chain"] == f"redball{told.reply.answer}"
+    for place, (row, column) in (("beyond", (2, 3)), ("all", (0, 3))):
+        x, y = did[place]
+        assert abs(x - 80 * told.centers.columns[column]) < 10
+        assert abs(y - 60 * told.centers.rows[row]) < 10
+    assert did["said"].startswith("Step 3 of 3 reads “ball” (100%)")
+    assert "resting" not in did["said"]
+    assert (did["follows"], did["idle"]) == (3, 1)  # play passes over the idle step
 
 
 MODULE_ACTS = """
@@ -266,7 +356,7 @@ def test_modules_in_a_browser(maps: bool, tmp_path: Path) -> None:
 def first_word(told: Explanation, step: int) -> float:
     shares = told.steps[step - 1].words
     assert shares is not None
-    return float(shares[0] / shares.max()) if step else 0.0
+    return float(shares[0] / shares.max()) ** 0.5 if step else 0.75
 
 
 def test_the_template_has_a_place_for_everything() -> None:

@@ -19,9 +19,11 @@ from macnet.clevr.program import from_prefix
 from macnet.cli import main
 from macnet.data.block_encoder import _longest_program
 from macnet.errors import InputError
+from macnet.explain.animation import FRAME_WIDTH, draw_frames, write_gif
 from macnet.explain.attention import measure_attention
+from macnet.explain.cards import PADDING
 from macnet.explain.drawing import DIFFERENT, MARGIN, WARNING
-from macnet.explain.figure import FIGURE_WIDTH, FRAME_WIDTH, draw_figure, draw_frames, write_gif
+from macnet.explain.figure import FIGURE_WIDTH, draw_figure
 from macnet.explain.model import Model
 from macnet.explain.overlay import overlay_attention
 from macnet.explain.page import make_page
@@ -153,7 +155,7 @@ def test_a_title_tells_whether_the_program_is_the_true_one() -> None:
     ],
 )
 def test_every_module_has_a_panel(prefix: str, across: int, true: str | None, words: bool) -> None:
-    panel = (FIGURE_WIDTH + 28) // across - 28
+    panel = (FIGURE_WIDTH + 28) // across - 28 - 2 * PADDING
     told = written(prefix, true, words=words, picture=(panel, 60))  # which is shown as it is
     figure = draw_figure(told)
     assert figure.width == FIGURE_WIDTH + 2 * MARGIN
@@ -190,7 +192,7 @@ def test_an_animation_shows_the_program_and_then_each_module(tmp_path: Path) -> 
         for number in range(film.n_frames):  # type: ignore[attr-defined]
             film.seek(number)
             stays.append(film.info["duration"])
-    assert stays == [2000, 4000, *[1000] * 5, 4000]
+    assert stays == [2500, 4000, *[1600] * 5, 4000]
 
 
 def test_names_of_any_length_have_room() -> None:
@@ -234,7 +236,7 @@ def test_a_module_is_told_in_words() -> None:
     told.modules[0].image[0, -1] = 1  # type: ignore[index]
     told.modules[4].words[:] = 0.25, 0.75  # type: ignore[index]
     first, *_, last = (step["description"] for step in data_of(make_page(told))["steps"])
-    assert first == "Module 1 of 5, scene, has the most attention at the upper right (100%)."
+    assert first == "Module 1 of 5, scene, has its attention at the upper right (100%)."
     assert last == (
         "Module 5 of 5, greater_than, takes modules 2 and 4, reads “ball” (75%) and “red” (25%) "
         "and has no map."

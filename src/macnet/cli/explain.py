@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -21,9 +21,11 @@ from macnet.cli.options import PLAIN, Device, Somewhere
 from macnet.errors import InputError
 
 if TYPE_CHECKING:
+    from macnet.explain.grouping import StepGroup
     from macnet.explain.reply import Explanation
 
-SUFFIXES = ".png", ".gif", ".html"
+SUFFIXES = ".png", ".svg", ".pdf", ".gif", ".html"
+MAX_STEPS = 1000  # more than any network has, and few enough to be listed
 
 
 def explain(
@@ -32,7 +34,13 @@ def explain(
     /,
     *,
     new_scene: Annotated[NewScene, *PLAIN],
-    out: Annotated[Path, tyro.conf.arg(metavar="FILE.png|.gif|.html")],
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE.png|.svg|.pdf|.gif|.html")],
+    steps: Annotated[
+        str | None, tyro.conf.arg(metavar="all|1,10-12", help_behavior_hint="")
+    ] = None,
+    keep_resting: Annotated[
+        bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help_behavior_hint="")
+    ] = False,
     program: Annotated[
         str | None, tyro.conf.arg(metavar="FUNCTIONS", help_behavior_hint="")
     ] = None,
@@ -41,22 +49,30 @@ def explain(
 ) -> None:
     """Show what a trained network attends to on the way to its answer.
 
-    For each step the words it reads and where it looks in the image, what it keeps of its memory
-    and recalls of earlier steps if it can; at the end the answer. Of a network that writes programs
-    it shows the program, module by module. A PNG shows all steps at once, a GIF is an animation of
-    them, an HTML page is interactive and works offline.
+    The chain of reasoning that led to the answer: which words a step reads and where it looks in
+    the image; steps that are alike are shown as one, and steps that the memory gate skips as idle.
+    Of a network that writes programs it shows the program, module by module. A PNG, SVG or PDF is a
+    figure, a GIF an animation, an HTML page is interactive and works offline.
 
     Args:
         image: An image of any kind and size; if not given, a scene is generated.
         question: The question about it, in quotes.
-        out: The file to write; its name decides which of the three.
+        out: The file to write; its name decides which of these it is.
+        steps: The steps to show large, each by itself; those that tell most if not given.
+        keep_resting: Show all of a step's attention. If not given, its resting map is taken off:
+            what it attends to on average for other questions about the image.
         program: The true program, to be shown too, such as "count filter_color[red] scene".
         model: Folder of a run, or its best.safetensors; the shipped network if not given.
         device: Where the network runs.
     """
     subject, asked = parse_arguments(image, question, new_scene)
-    if out.suffix.lower() not in SUFFIXES:
-        raise InputError(f"--out is {out}; its name must end in .png, .gif or .html")
+    suffix = out.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InputError(f"--out is {out}; its name must end in {', '.join(SUFFIXES)}")
+    if suffix == ".html" and (steps is not None or keep_resting):
+        name = "--steps" if steps is not None else "--keep-resting"
+        raise InputError(f"{name} is given, but a page lets its reader choose; leave it out")
+    numbers = None if steps is None else _parse_steps(steps)
     if out.is_dir():
         raise InputError(f"--out is {out}, which is a folder; name a file")
     source = Path(subject) if isinstance(subject, str) else subject.path
@@ -66,17 +82,57 @@ def explain(
 
     with fast_startup():
         from macnet.devices import choose_device
-        from macnet.explain.figure import write_gif, write_png
+        from macnet.explain.animation import write_gif
+        from macnet.explain.figure import write_figure
         from macnet.explain.model import load
         from macnet.explain.page import write_page
 
         network = load(model, device=choose_device(device))
         explanation = answer_about(partial(network.explain, program=program), subject, asked)
     print_notes(explanation.reply)
-    write = dict(zip(SUFFIXES, (write_png, write_gif, write_page), strict=True))
-    write[out.suffix.lower()](explanation, out)
+    if suffix == ".html":
+        write_page(explanation, out)
+    else:
+        shown = explanation if keep_resting else explanation.beyond_resting
+        write = write_gif if suffix == ".gif" else write_figure
+        write(shown, out, _choose(shown, numbers))
     print(explanation.reply.answer)
     print(f"{out}: {_summary(explanation)}")
+
+
+def _parse_steps(text: str) -> list[int] | Literal["all"]:
+    """Numbers of steps, such as those of "1,10-12"."""
+    if text == "all":
+        return "all"
+    numbers: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        bounds = [first, last] if dash else [first, first]
+        if not all(bound.strip().isdecimal() and len(bound) < 9 for bound in bounds):
+            raise InputError(f"--steps is {text:.60}; give all, or numbers such as 1,10-12")
+        low, high = map(int, bounds)
+        if not 1 <= low <= high < low + MAX_STEPS:
+            raise InputError(f"--steps has {part:.60}; steps are counted from 1, upwards")
+        numbers += range(low, high + 1)
+    return sorted(set(numbers))
+
+
+def _choose(
+    explanation: Explanation, numbers: list[int] | Literal["all"] | None
+) -> list[StepGroup] | None:
+    """The steps of these numbers, each by itself; None leaves the choice to the figure."""
+    from macnet.explain.grouping import merge_steps
+
+    if numbers is None:
+        return None
+    count = len(explanation.steps)
+    if not count:
+        raise InputError("--steps is given, but the network writes programs; leave it out")
+    if numbers == "all":
+        numbers = [*range(1, count + 1)]
+    if numbers[-1] > count:
+        raise InputError(f"--steps has {numbers[-1]}, but the network has {count} steps")
+    return [merge_steps(explanation.steps, [number]) for number in numbers]
 
 
 def _summary(explanation: Explanation) -> str:

@@ -1,65 +1,155 @@
-"""Parts of figures: words, lines of text and images, and how they are put together.
+"""Parts of figures: words, lines of text, boxes and images, and how they are put together.
 
-Every part is an image. Parts are stacked above and beside one another, and none needs to know the
-size of the others.
+A part is a list of marks with a size, and knows neither pixels nor files. Parts are stacked above
+and beside one another, and none needs to know the size of the others. `to_image` paints a part in
+pixels; `vector.py` writes it as SVG or PDF.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 MARGIN, GAP, SMALL_GAP = 36, 28, 10
 MAX_HEIGHT, MIN_HEIGHT = 1.5, 0.25  # of the room for an image, in widths
-BACKGROUND, TEXT, MUTED, FAINT = (255, 255, 255), (26, 26, 26), (107, 107, 107), (228, 228, 228)
-HIGHLIGHT = (245, 161, 26)  # behind the most attended word; text has a contrast of 8:1 on it
-WARNING, DIFFERENT = (150, 0, 24), (252, 228, 226)  # what differs, and behind it; 7:1
+BASELINE = 0.8  # of a line of text, from its top, in font sizes
+CORNER_SAMPLES = 4  # a side of a pixel, for round corners without steps
 
 Color = tuple[int, ...]
+BACKGROUND, TEXT, MUTED = (255, 255, 255), (26, 26, 26), (107, 107, 107)
+WARNING, DIFFERENT = (150, 0, 24), (252, 228, 226)  # what differs, and behind it; 7:1
 
-# --- words -----------------------------------------------------------------------------------
+# --- marks and parts -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Box:
+    """A filled rectangle, with round corners if it has a radius."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    color: Color
+    radius: float = 0
+
+
+@dataclass(frozen=True)
+class Text:
+    """A line of text, from its left end and its baseline."""
+
+    x: float
+    y: float
+    text: str
+    size: int
+    color: Color = TEXT
+    bold: bool = False
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Pixels (H, W, 3) uint8, each of them as large as a unit of length."""
+
+    x: float
+    y: float
+    pixels: np.ndarray
+    radius: float = 0
+
+
+Mark: TypeAlias = Box | Text | Picture
+
+
+@dataclass(frozen=True)
+class Part:
+    """Marks in a rectangle, which they do not leave."""
+
+    width: int
+    height: int
+    marks: tuple[Mark, ...] = ()
+
+    def moved(self, x: float, y: float) -> tuple[Mark, ...]:
+        """Its marks, further right and further down."""
+        return tuple(replace(mark, x=mark.x + x, y=mark.y + y) for mark in self.marks)
+
+
+def stack(gap: int, *parts: Part, across: bool = False) -> Part:
+    """Parts one below the other, or side by side."""
+    sizes = np.array([(part.width, part.height) for part in parts])
+    along = 0 if across else 1
+    size = sizes.max(0)
+    size[along] = sizes[:, along].sum() + gap * (len(parts) - 1)
+    marks: list[Mark] = []
+    at = 0
+    for part in parts:
+        marks += part.moved(at, 0) if across else part.moved(0, at)
+        at += (part.width if across else part.height) + gap
+    return Part(int(size[0]), int(size[1]), tuple(marks))
+
+
+def with_margin(part: Part, width: int, height: int | None = None, margin: int = MARGIN) -> Part:
+    """In the upper left of a larger part, with a margin around it."""
+    size = width + 2 * margin, (height or part.height) + 2 * margin
+    return Part(*size, part.moved(margin, margin))
+
+
+def on_card(part: Part, color: Color, padding: int, radius: int) -> Part:
+    """On a box of a color, with some room around it."""
+    size = part.width + 2 * padding, part.height + 2 * padding
+    return Part(*size, (Box(0, 0, *size, color, radius), *part.moved(padding, padding)))
+
+
+def of_height(part: Part, height: int) -> Part:
+    """As high as others beside it; a card's box, its first mark, grows with it."""
+    first, *others = part.marks
+    if isinstance(first, Box) and first.height == part.height:
+        first = replace(first, height=height)
+    return Part(part.width, height, (first, *others))
+
+
+# --- text ------------------------------------------------------------------------------------
+
+
+def draw_text(
+    text: str, width: int, size: int, *, bold: bool = False, color: Color | None = None
+) -> Part:
+    """A line of text, muted unless it is bold, cut off where there is no more room."""
+    ink = color or (TEXT if bold else MUTED)
+    line = Text(0, BASELINE * 1.2 * size, truncate(text, font_of(size, bold), width), size, ink)
+    return Part(width, round(1.2 * size), (replace(line, bold=bold),))
 
 
 def draw_words(
-    words: Sequence[str], shares: np.ndarray | None, size: int, width: int, *, bold: bool = False
-) -> Image.Image:
-    """Words in lines, each on a background that shows its attention."""
-    font = font_of(size, bold)
-    pad, line = 0 if shares is None else max(3, size // 5), round(size * 1.5)
-    gap = pad or font.getlength(" ")
-    placed: list[tuple[int, str, float, int]] = []  # which word, its letters, and where
+    words: Sequence[str],
+    size: int,
+    width: int,
+    *,
+    colors: Sequence[Color] | None = None,
+    bold: bool = False,
+) -> Part:
+    """Words in as many lines as they take, each in its color."""
+    font, line = font_of(size, bold), round(size * 1.4)
+    gap = font.getlength(" ")
+    marks: list[Mark] = []
     x, y = 0.0, 0
     for index, word in enumerate(words):
-        for piece in pieces(word, font, width - 2 * pad):
-            length = font.getlength(piece) + 2 * pad
+        for piece in pieces(word, font, width):
+            length = font.getlength(piece)
             if x + length > width and x > 0:
                 x, y = 0.0, y + line
-            placed.append((index, piece, x, y))
+            marks.append(Text(x, y + size, piece, size, colors[index] if colors else TEXT, bold))
             x += length + gap
-    image = Image.new("RGB", (width, y + line), BACKGROUND)
-    pen = ImageDraw.Draw(image)
-    strongest = 0.0 if shares is None else shares.max()
-    for index, piece, x, y in placed:
-        relative = 1.0 if shares is None else shares[index] / strongest if strongest > 0 else 0.0
-        if shares is not None:
-            box = (x, y + 1, x + font.getlength(piece) + 2 * pad, y + line - 2)
-            pen.rounded_rectangle(box, pad, highlight_color(relative))
-        ink = _mix(MUTED, TEXT, relative)
-        pen.text((x + pad, y + line * 0.72), piece, ink, font, anchor="ls")
-    return image
+    return Part(width, y + line, tuple(marks))
 
 
-def highlight_color(relative: float) -> Color:
-    """The background of a word, by its attention relative to the step's strongest."""
-    return _mix(BACKGROUND, HIGHLIGHT, relative)
-
-
-def _mix(low: Color, high: Color, share: float) -> Color:
+def mix(low: Color, high: Color, share: float) -> Color:
+    """A color between two."""
     return tuple(round(a + (b - a) * share) for a, b in zip(low, high, strict=True))
 
 
@@ -94,13 +184,6 @@ def font_size(words: Sequence[str], few: int, many: int, crowd: int) -> int:
     return few if letters < 180 else many if letters < 360 else crowd
 
 
-def draw_text(text: str, width: int, size: int, *, bold: bool = False) -> Image.Image:
-    """A line of text, muted unless it is bold."""
-    image = Image.new("RGB", (width, round(1.2 * size)), BACKGROUND)
-    ImageDraw.Draw(image).text((0, 0), text, TEXT if bold else MUTED, font_of(size, bold))
-    return image
-
-
 @cache
 def font_of(size: int, bold: bool = False) -> ImageFont.FreeTypeFont:
     """DejaVu, which comes with matplotlib and covers more scripts than Pillow's own font."""
@@ -122,32 +205,42 @@ def resized(image: np.ndarray, width: int) -> np.ndarray:
     return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.LANCZOS))
 
 
-def centered(image: np.ndarray, width: int) -> Image.Image:
+def centered(image: np.ndarray, width: int, radius: float = 0) -> Part:
     """In the middle of the room for an image."""
     height = max(image.shape[0], round(MIN_HEIGHT * width))
-    box = Image.new("RGB", (width, height), BACKGROUND)
     corner = (width - image.shape[1]) // 2, (height - image.shape[0]) // 2
-    box.paste(Image.fromarray(image), corner)
-    return box
+    return Part(width, height, (Picture(*corner, image, radius),))
 
 
-def stack(gap: int, *parts: Image.Image, across: bool = False) -> Image.Image:
-    """Parts one below the other, or side by side."""
-    sizes = np.array([part.size for part in parts])
-    along = 0 if across else 1
-    size = sizes.max(0)
-    size[along] = sizes[:, along].sum() + gap * (len(parts) - 1)
-    image = Image.new("RGB", (int(size[0]), int(size[1])), BACKGROUND)
-    at = 0
-    for part in parts:
-        image.paste(part, (at, 0) if across else (0, at))
-        at += part.size[along] + gap
+def to_image(part: Part) -> Image.Image:
+    """The part in pixels."""
+    image = Image.new("RGB", (part.width, part.height), BACKGROUND)
+    pen = ImageDraw.Draw(image)
+    for mark in part.marks:
+        x, y = round(mark.x), round(mark.y)
+        if isinstance(mark, Text):
+            font = font_of(mark.size, mark.bold)
+            pen.text((mark.x, y), mark.text, mark.color, font, anchor="ls")
+        elif isinstance(mark, Box):
+            size = round(mark.width), round(mark.height)
+            image.paste(mark.color, (x, y), _corners(size, mark.radius))
+        else:
+            pasted = Image.fromarray(mark.pixels)
+            image.paste(pasted, (x, y), _corners(pasted.size, mark.radius))
     return image
 
 
-def with_margin(image: Image.Image, width: int, height: int | None = None) -> Image.Image:
-    """In the upper left of a larger image, with a margin around it."""
-    size = width + 2 * MARGIN, (height or image.height) + 2 * MARGIN
-    framed = Image.new("RGB", size, BACKGROUND)
-    framed.paste(image, (MARGIN, MARGIN))
-    return framed
+def _corners(size: tuple[int, int], radius: float) -> Image.Image:
+    """What a box with round corners covers of its pixels."""
+    mask = Image.new("L", size, 255)
+    # No larger than half of a side, and only as much of the mask as is round is drawn in detail.
+    corner = int(min(radius, size[0] / 2, size[1] / 2))
+    if corner:
+        large = 2 * corner * CORNER_SAMPLES
+        disc = Image.new("L", (large, large))
+        ImageDraw.Draw(disc).ellipse((0, 0, large - 1, large - 1), 255)
+        disc = disc.resize((2 * corner, 2 * corner), Image.Resampling.BOX)
+        for left, x in ((0, 0), (corner, size[0] - corner)):
+            for top, y in ((0, 0), (corner, size[1] - corner)):
+                mask.paste(disc.crop((left, top, left + corner, top + corner)), (x, y))
+    return mask

@@ -1,264 +1,154 @@
-"""An explanation as one figure (PNG), or as an animation with a frame per panel (GIF).
+"""An explanation as one figure: PNG, SVG or PDF.
 
-A panel is a reasoning step and what it attended to, or a module of a program that was written and
-what it put out.
+At the top the image, the question and the chain of reasoning that led to the answer. Below, large,
+a card for each group of steps that tells something (`grouping.py`), and all steps in small. If the
+network wrote a program, the cards are its modules, below the program itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image
 
+from macnet.explain.captions import summary
+from macnet.explain.cards import ACCENT, RADIUS, draw_answer, draw_card, draw_question
 from macnet.explain.drawing import (
-    BACKGROUND,
-    DIFFERENT,
-    FAINT,
     GAP,
-    HIGHLIGHT,
-    MUTED,
-    SMALL_GAP,
     TEXT,
-    WARNING,
+    Box,
+    Color,
+    Part,
+    Text,
     centered,
     draw_text,
     draw_words,
     font_of,
-    font_size,
+    of_height,
     resized,
     stack,
-    truncate,
+    to_image,
     with_margin,
 )
+from macnet.explain.grouping import StepGroup, group_steps, most_telling
 from macnet.explain.overlay import overlay_attention
-from macnet.explain.program import ProgramRow, compare, legend, title
-from macnet.explain.reply import Explanation, Module, Reply, StepAttention
+from macnet.explain.program_figure import draw_program, module_cards
+from macnet.explain.reply import Explanation
+from macnet.explain.vector import VECTOR_SUFFIXES, write_vector
 from macnet.files import atomic_file
 
-FIGURE_WIDTH, FRAME_WIDTH = 1600, 640  # without margins; half a figure fits a column of text
-IMAGE_WIDTH = 640  # of the image itself, in the figure
-TOP_WORDS, TOP_SHARE = 6, 2 / 3  # the most words of a step in the figure, and their attention
-MAX_LETTERS = 15  # of a word there
-MAX_QUESTION = 1600  # letters; questions with the most words, if like CLEVR's, have no more
-TOP_ANSWERS = 5
-PROGRAM_COLUMNS, COMPARED_COLUMNS = 4, 2  # of a program in the figure; of two side by side
-MIN_ROWS = 6  # of a program in a column
-QUESTION_MS, PROGRAM_MS, PANEL_MS, ANSWER_MS = 2000, 4000, 1000, 4000  # durations of frames
+FIGURE_WIDTH = 1600  # without margins; half a figure fits a column of text
+IMAGE_WIDTH = 640  # of the image itself
+MOST_CARDS, CARDS_IN_ROW = 6, 4
+ARROW_WIDTH = 52
+STRIP_COLUMNS, STRIP_GAP = 16, 8  # the most small steps in a row
+BEYOND_RESTING = (
+    "Light is attention beyond the step's resting map, which is its mean over other questions "
+    "about this image. Cards say how much of all that is."
+)
+IDLE_LIGHT = 0.35  # of a small step that the gate skips
 
 
-def write_png(explanation: Explanation, out: Path) -> None:
-    """Write the explanation as a figure."""
-    with atomic_file(out) as file:
-        draw_figure(explanation).save(file, "PNG")
+def write_figure(
+    explanation: Explanation, out: Path, groups: Sequence[StepGroup] | None = None
+) -> None:
+    """Write the explanation as a file whose name ends in .png, .svg or .pdf.
 
-
-def write_gif(explanation: Explanation, out: Path) -> None:
-    """Write the explanation as an animation."""
-    frames = [frame.quantize(256, Image.Quantize.MEDIANCUT) for frame in draw_frames(explanation)]
-    program = [PROGRAM_MS] if explanation.modules else []
-    times = [QUESTION_MS, *program, *[PANEL_MS] * len(explanation.panels), ANSWER_MS]
-    with atomic_file(out) as file:
-        frames[0].save(file, "GIF", save_all=True, append_images=frames[1:], duration=times, loop=0)
-
-
-def draw_figure(explanation: Explanation) -> Image.Image:
-    """The image, the question and the answer; below, in rows, a panel for each step or module.
-
-    A program that was written stands between, beside the true one if that is known.
+    `groups` are the cards, by default the most telling groups of steps.
     """
-    reply, room = explanation.reply, FIGURE_WIDTH - GAP - IMAGE_WIDTH
-    image = centered(resized(explanation.image, IMAGE_WIDTH), IMAGE_WIDTH)
-    text = stack(SMALL_GAP, _question(reply, room, 40), _answer(reply, room))
-    parts = [stack(GAP, image, text, across=True)]
-    count = len(explanation.panels)
-    columns = 6 if count > 8 else min(4, max(2, count))
+    figure, suffix = lay_out(explanation, groups), out.suffix.lower()
+    with atomic_file(out) as file:
+        if suffix in VECTOR_SUFFIXES:
+            write_vector(figure, file, VECTOR_SUFFIXES[suffix])
+        else:
+            to_image(figure).save(file, "PNG")
+
+
+def draw_figure(explanation: Explanation, groups: Sequence[StepGroup] | None = None) -> Image.Image:
+    """The explanation as an image; `groups` are as in `write_figure`."""
+    return to_image(lay_out(explanation, groups))
+
+
+def lay_out(explanation: Explanation, groups: Sequence[StepGroup] | None = None) -> Part:
+    """The figure before it is drawn; `groups` are as in `write_figure`."""
+    image = centered(resized(explanation.image, IMAGE_WIDTH), IMAGE_WIDTH, RADIUS)
+    room = FIGURE_WIDTH - GAP - IMAGE_WIDTH
+    text = [draw_question(explanation.reply, room, 40)]
     if explanation.modules:
-        compared = explanation.true_modules is not None
-        across = COMPARED_COLUMNS if compared else PROGRAM_COLUMNS
-        parts.append(_program(explanation, FIGURE_WIDTH, 22, across))
-        parts.append(_modules_title(explanation, FIGURE_WIDTH, 26))
-        # At most five, so that there is room for names; and rows that are as full as can be.
-        columns = max(2, -(-count // -(-count // 5)))
-    # A panel is no wider than the image above it.
-    panel = min(IMAGE_WIDTH, (FIGURE_WIDTH + GAP) // columns - GAP)
-    panels = _panels(explanation, panel, 24, brief=True)
-    rows = iter(lambda: list(islice(panels, columns)), [])
-    parts += (stack(GAP, *row, across=True) for row in rows)
-    return with_margin(stack(GAP, *parts), FIGURE_WIDTH)
-
-
-def draw_frames(explanation: Explanation) -> list[Image.Image]:
-    """The image and the question, a frame for each panel, and the answer: all of one size.
-
-    A program that was written has a frame before those of its modules.
-    """
-    reply = explanation.reply
-    plain = centered(resized(explanation.image, FRAME_WIDTH), FRAME_WIDTH)
-    label = partial(draw_text, width=FRAME_WIDTH, size=18)
-    frames = [
-        stack(SMALL_GAP, label("the question"), plain, _question(reply, FRAME_WIDTH, 28)),
-        *([_program(explanation, FRAME_WIDTH, 17, 1)] if explanation.modules else []),
-        *_panels(explanation, FRAME_WIDTH, font_size(explanation.words, 28, 20, 14), brief=False),
-        stack(SMALL_GAP, label("the answer"), plain, _answer(reply, FRAME_WIDTH)),
-    ]
-    height = max(frame.height for frame in frames)
-    return [with_margin(frame, FRAME_WIDTH, height) for frame in frames]
-
-
-# --- what is shown ---------------------------------------------------------------------------
-
-
-def _question(reply: Reply, width: int, size: int) -> Image.Image:
-    shown = reply.question[:MAX_QUESTION]
-    words = (shown if shown == reply.question else f"{shown}…").split()
-    return draw_words(words, None, font_size(words, size, 24, 16), width)
-
-
-def _panels(
-    explanation: Explanation, width: int, size: int, *, brief: bool
-) -> Iterator[Image.Image]:
-    """Panels with the image and the words of each step or module, and what else belongs to it.
-
-    That is the gate and the self-attention of a step, the name and the inputs of a module. `brief`:
-    of the words only those with most of the attention; none, if none is attended to.
-    """
-    image = resized(explanation.image, width)
-    for number, panel in enumerate(explanation.panels, 1):
-        shaded = image
-        if panel.image is not None:
-            shaded = overlay_attention(image, panel.image, explanation.centers)
-        parts = [_panel_title(number, panel, width), centered(shaded, width)]
-        if panel.words is not None:
-            words, shares = explanation.words, panel.words
-            if brief:
-                words, shares = top_words(words, shares)
-            parts.append(draw_words(words, shares, size, width))
-        elif not brief:
-            parts.append(_question(explanation.reply, width, size))
-        recalled = panel.self_attention if isinstance(panel, StepAttention) else None
-        if recalled is not None and len(recalled):
-            parts.append(_self_attention(number, recalled, width))
-        yield stack(SMALL_GAP, *parts)
-
-
-def top_words(words: Sequence[str], shares: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
-    """The fewest words that have most of the attention, in their order, for panels.
-
-    A … stands where words are left out.
-    """
-    most = np.argsort(-shares, kind="stable")
-    enough = np.searchsorted(shares[most].cumsum(), TOP_SHARE) + 1
-    kept = sorted(most[: min(enough, TOP_WORDS)].tolist())
-    shown: list[tuple[str, float]] = []
-    for before, index in zip([kept[0], *kept], kept, strict=False):
-        shown += [("…", 0.0)] * (index > before + 1)
-        word = words[index]
-        cut = word if len(word) <= MAX_LETTERS else f"{word[:MAX_LETTERS]}…"
-        shown.append((cut, shares[index]))
-    names, weights = zip(*shown, strict=True)
-    return names, np.array(weights)
-
-
-def _panel_title(number: int, panel: StepAttention | Module, width: int) -> Image.Image:
-    line = draw_text(str(number), width, 24, bold=True)
-    if isinstance(panel, Module):
-        takes = ", ".join(str(i + 1) for i in panel.inputs)
-        facts = [f"takes {takes}"] * bool(takes) + ["no map"] * (panel.image is None)
+        parts = [draw_program(explanation, FIGURE_WIDTH), *module_cards(explanation, FIGURE_WIDTH)]
     else:
-        facts = [] if panel.gate is None else [f"kept {panel.gate:.2f}"]
-    ImageDraw.Draw(line).text((width, 0), "; ".join(facts), MUTED, font_of(22), anchor="ra")
-    if isinstance(panel, Module):
-        return stack(0, line, draw_words([panel.name], None, 22, width))
-    return line
+        groups = groups or choose_groups(explanation)
+        parts = _rows_of_cards(explanation, groups)
+        if [group.numbers for group in groups] != [(i + 1,) for i in range(len(explanation.steps))]:
+            parts.append(_strip(explanation, groups))
+        if explanation.is_beyond_resting:
+            parts.append(draw_text(BEYOND_RESTING, FIGURE_WIDTH, 18))
+        if groups[0].words is not None:
+            text.append(_chain(explanation, groups, room))
+    text.append(draw_answer(explanation.reply, room, 72))
+    top = stack(GAP, image, stack(GAP, *text), across=True)
+    return with_margin(stack(GAP, top, *parts), FIGURE_WIDTH)
 
 
-def _program(explanation: Explanation, width: int, size: int, columns: int) -> Image.Image:
-    """The program that was written as a list, beside the true one if that is known."""
-    rows, compared = compare(explanation), explanation.true_modules is not None
-    height = max(MIN_ROWS, -(-len(rows) // columns))
-    room = (width + GAP) // columns - GAP
-    lists = (
-        _program_rows(rows[i : i + height], room, size, compared=compared)
-        for i in range(0, len(rows), height)
-    )
-    parts = [draw_words(title(explanation).split(), None, size + 4, width, bold=True)]
-    if signs := legend(rows):
-        told = (f"{sign} {meaning}" for sign, meaning in signs.items())
-        parts.append(draw_text("   ".join(told), width, size))
-    return stack(SMALL_GAP, *parts, stack(GAP, *lists, across=True))
+def choose_groups(explanation: Explanation, most: int = MOST_CARDS) -> list[StepGroup]:
+    """The groups of steps that tell most, in their order."""
+    return most_telling(group_steps(explanation.steps), most)
 
 
-def _program_rows(
-    rows: Sequence[ProgramRow], width: int, size: int, *, compared: bool
-) -> Image.Image:
-    """Lines with the number and the name of a module, how it differs, and the true module."""
-    font, bold, line = font_of(size), font_of(size, bold=True), round(1.6 * size)
-    start, sign_width = 2 * size, 2 * size
-    room = (width - start - sign_width) // 2 if compared else width - start
-    true_start = start + room + sign_width
-    image = Image.new("RGB", (width, line * (len(rows) + compared)), BACKGROUND)
-    pen = ImageDraw.Draw(image)
-    if compared:
-        pen.text((start, line / 2), "written", MUTED, font, anchor="lm")
-        pen.text((true_start, line / 2), "true", MUTED, font, anchor="lm")
-    for place, row in enumerate(rows, int(compared)):
-        top, middle = place * line, place * line + line / 2
-        ink = WARNING if row.sign else TEXT
-        if row.sign:
-            pen.rectangle((0, top + 1, width - 1, top + line - 2), DIFFERENT)
-            at = start + room + sign_width / 2
-            pen.text((at, middle), row.sign, WARNING, bold, anchor="mm")
-        if row.number is not None:
-            pen.text((start - size / 2, middle), str(row.number), MUTED, font, anchor="rm")
-        for name, x in ((row.written, start), (row.true, true_start)):
-            if name is not None:
-                pen.text((x, middle), truncate(name, font, room), ink, font, anchor="lm")
-    return image
+def _chain(explanation: Explanation, groups: Sequence[StepGroup], width: int) -> Part:
+    """What the steps read, in short, one after the other; the answer follows below."""
+    words: list[str] = []
+    colors: list[Color] = []
+    before: list[str] = []
+    for group in groups:
+        if group.words is not None and (read := summary(explanation.words, group.words)) != before:
+            words += [*read, "→"]
+            colors += [TEXT] * len(read) + [ACCENT]
+            before = read
+    return draw_words(words, 28, width, colors=colors)
 
 
-def _modules_title(explanation: Explanation, width: int, size: int) -> Image.Image:
-    text = "Its modules in order of execution"
-    if any(module.image is not None for module in explanation.modules):
-        text += f"; on the image, their {explanation.map_title}"
-    return draw_words(text.split(), None, size, width, bold=True)
+# --- steps -----------------------------------------------------------------------------------
 
 
-def _self_attention(number: int, shares: np.ndarray, width: int) -> Image.Image:
-    """A bar over the number of each previous step; 0 is the initial state."""
-    image = Image.new("RGB", (width, 86), BACKGROUND)
-    pen = ImageDraw.Draw(image)
-    pen.text((0, 0), "recalled", MUTED, font_of(20))
-    apart = min(30, width / len(shares))
-    font = font_of(min(18, int(0.8 * apart)))
-    for column, share in enumerate(shares):
-        x = column * apart
-        pen.rectangle((x, 28, x + apart - 4, 64), FAINT)
-        pen.rectangle((x, 28 + round(36 * (1 - share)), x + apart - 4, 64), TEXT)
-        before = number - len(shares) + column
-        pen.text((x + apart / 2 - 2, 67), str(before), MUTED, font, anchor="ma")
-    return image
+def _rows_of_cards(explanation: Explanation, groups: Sequence[StepGroup]) -> list[Part]:
+    count = len(groups)
+    columns = count if count <= CARDS_IN_ROW else -(-count // -(-count // CARDS_IN_ROW))
+    width = min(IMAGE_WIDTH, (FIGURE_WIDTH + ARROW_WIDTH) // max(2, columns) - ARROW_WIDTH)
+    cards = [draw_card(explanation, group, width) for group in groups]
+    rows = []
+    for start in range(0, count, columns):
+        row = cards[start : start + columns]
+        height = max(card.height for card in row)
+        parts = [of_height(card, height) for card in row]
+        between = [part for card in parts for part in (card, _arrow(height))]
+        rows.append(stack(0, *between[:-1], across=True))
+    return rows
 
 
-def _answer(reply: Reply, width: int) -> Image.Image:
-    """The answer, the most probable answers, and notes on unknown words."""
-    likeliest = list(islice(reply.probabilities.items(), TOP_ANSWERS))
-    names = [truncate(name, font_of(26), width // 3) for name, _ in likeliest]
-    left = max(font_of(26).getlength(name) for name in names) + 16
-    right = width - 104
-    line = 42
-    bars = Image.new("RGB", (width, line * len(likeliest)), BACKGROUND)
-    pen = ImageDraw.Draw(bars)
-    for row, (name, (_, probability)) in enumerate(zip(names, likeliest, strict=True)):
-        middle = row * line + line // 2
-        pen.text((0, middle), name, TEXT, font_of(26), anchor="lm")
-        pen.rectangle((left, middle - 13, right, middle + 13), FAINT)
-        if length := round((right - left) * probability):
-            pen.rectangle((left, middle - 13, left + length, middle + 13), HIGHLIGHT)
-        pen.text((width, middle), f"{probability:.1%}", TEXT, font_of(24), anchor="rm")
-    parts = [draw_words([reply.answer], None, 56, width, bold=True), bars]
-    parts += (draw_words(note.split(), None, 22, width) for note in reply.notes)
-    return stack(SMALL_GAP, *parts)
+def _arrow(height: int) -> Part:
+    x = (ARROW_WIDTH - font_of(36).getlength("→")) / 2
+    return Part(ARROW_WIDTH, height, (Text(x, height / 2 + 12, "→", 36, ACCENT),))
+
+
+def _strip(explanation: Explanation, groups: Sequence[StepGroup]) -> Part:
+    """All steps in small; a line joins those of a card, those that the gate skipped are dark."""
+    steps = explanation.steps
+    columns = min(STRIP_COLUMNS, max(12, len(steps)))
+    width = (FIGURE_WIDTH + STRIP_GAP) // columns - STRIP_GAP
+    image, card_of = resized(explanation.image, width), {n: g for g in groups for n in g.numbers}
+    small = []
+    for number, step in enumerate(steps, 1):
+        pixels = overlay_attention(image, step.image, explanation.centers)
+        if step.idle:
+            pixels = (IDLE_LIGHT * pixels).astype(np.uint8)
+        line = Part(width, 4)
+        if card := card_of.get(number):
+            joined = number % columns and number + 1 in card.numbers
+            line = Part(width, 4, (Box(0, 0, width + (STRIP_GAP if joined else 0), 4, ACCENT),))
+        label = draw_text(f"{number} idle" if step.idle else str(number), width, 18)
+        small.append(stack(4, centered(pixels, width), line, label))
+    rows = [small[start : start + columns] for start in range(0, len(small), columns)]
+    return stack(STRIP_GAP, *(stack(STRIP_GAP, *row, across=True) for row in rows))

@@ -26,6 +26,7 @@ from macnet.errors import InputError, is_out_of_memory, not_finite_error
 from macnet.explain.image import ImageLike, open_image, resize
 from macnet.explain.program import ProgramLike, parse_program
 from macnet.explain.reply import Explanation, GridCenters, Module, Reply, StepAttention
+from macnet.explain.resting import other_questions, resting_maps
 from macnet.models.encoders import PixelEncoder
 from macnet.models.mac import StepTrace
 from macnet.models.system import ModuleTrace
@@ -102,8 +103,16 @@ class Model:
         with self._single_threaded(), torch.inference_mode():
             asked = self._to_pixels(rgb), self._to_tokens(parsed)
             if writing is None:
-                logits, traced = self.trained.tracer(self.network)(*asked)
-                steps = tuple(_to_attention(step, grid) for step in traced)
+                trace = self.trained.tracer(self.network)
+                logits, traced = trace(*asked)
+                resting: list[Tensor | None] = [None] * len(traced)
+                if (others := other_questions(self.trained.vocabulary)) is not None:
+                    _, resting_traced = trace(asked[0], others.to(self.device))
+                    resting = [*resting_maps(resting_traced, 1)[0]]
+                steps = tuple(
+                    _to_attention(step, rest, grid)
+                    for step, rest in zip(traced, resting, strict=True)
+                )
             else:
                 logits, executed = writing.trace(self.network, *asked)
                 modules = tuple(_to_module(module, grid) for module in executed)
@@ -146,8 +155,9 @@ class Model:
         return Reply(parsed.question, ranked, parsed.unknown)
 
 
-def _to_attention(step: StepTrace, grid: tuple[int, int]) -> StepAttention:
+def _to_attention(step: StepTrace, resting: Tensor | None, grid: tuple[int, int]) -> StepAttention:
     """Of the only question in the batch."""
+    change = step.change
 
     def first(attention: Tensor | None) -> np.ndarray | None:
         return None if attention is None else attention[0].cpu().numpy()
@@ -156,8 +166,8 @@ def _to_attention(step: StepTrace, grid: tuple[int, int]) -> StepAttention:
         words=first(step.words),
         image=step.knowledge[0].view(grid).cpu().numpy(),
         self_attention=first(step.self_attention),
-        # The reference has a gate for each element of the memory.
-        gate=None if step.gate is None else step.gate[0].mean().item(),
+        resting=None if resting is None else resting.view(grid).cpu().numpy(),
+        change=None if change is None else change[0].item(),
     )
 
 

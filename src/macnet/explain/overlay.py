@@ -21,14 +21,13 @@ LUMA = np.array([0.299, 0.587, 0.114], np.float32)
 def upsample(attention: np.ndarray, centers: GridCenters, width: int, height: int) -> np.ndarray:
     """(h, w) attention → a smooth (height, width) map, 1 where it is strongest.
 
-    It is the root of attention, or one strong cell would leave all others equally dark. A cell's
-    peak is at its center, which is not the center of the cell of an even grid. Uniform attention
-    gives a uniform map.
+    It is proportional to attention. A cell's peak is at its center, which is not the center of the
+    cell of an even grid. Uniform attention gives a uniform map.
     """
     rows, columns = _weights(centers.rows, height), _weights(centers.columns, width)
     smooth = rows @ attention.astype(np.float32) @ columns.T
     strongest = smooth.max()
-    scaled: np.ndarray = np.sqrt(smooth / strongest) if strongest > 0 else smooth
+    scaled: np.ndarray = smooth / strongest if strongest > 0 else smooth
     return scaled
 
 

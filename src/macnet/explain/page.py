@@ -2,7 +2,8 @@
 
 The page is `page.html`, filled in with the image, the answer, the program if one was written, and
 as JSON the attention of each step or the map of each module, which the page's script shows over the
-image as `overlay` does.
+image as `overlay` does. Where resting maps are known, the reader can take them off and put them
+back; the page says which it shows.
 """
 
 from __future__ import annotations
@@ -12,28 +13,23 @@ import html
 import io
 import json
 import re
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from macnet.explain.figure import TOP_ANSWERS
+from macnet.explain.captions import describe_places, in_words, likely_answers, summary
+from macnet.explain.grouping import group_steps
 from macnet.explain.overlay import PARAMETERS
 from macnet.explain.program import ProgramRow, compare, legend, title
-from macnet.explain.reply import Explanation, GridCenters, Module, Reply, StepAttention
+from macnet.explain.reply import Explanation, Module, Reply, StepAttention
 from macnet.files import write_atomically
 
 TEMPLATE = Path(__file__).with_name("page.html")
 MAX_SIDE = 1280  # pixels of the image, which is shown smaller
 LONG_QUESTION = 360  # letters; CLEVR's are shorter
 DIGITS = 5  # of attention
-REGIONS = (
-    ("upper left", "top", "upper right"),
-    ("left", "middle", "right"),
-    ("lower left", "bottom", "lower right"),
-)
 
 
 def write_page(explanation: Explanation, out: Path) -> None:
@@ -62,7 +58,8 @@ def make_page(explanation: Explanation) -> str:
                 "words": explanation.words,
                 "rows": explanation.centers.rows.tolist(),
                 "columns": explanation.centers.columns.tolist(),
-                "steps": [_panel(explanation, i) for i in range(1, len(explanation.panels) + 1)],
+                "steps": _panels(explanation),
+                "chain": _chain(explanation),
                 "overlay": PARAMETERS,
             }
         ),
@@ -71,28 +68,63 @@ def make_page(explanation: Explanation) -> str:
     return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], TEMPLATE.read_text("utf-8"))
 
 
-# --- a step, or a module ---------------------------------------------------------------------
+# --- steps and modules -----------------------------------------------------------------------
 
 
-def _panel(explanation: Explanation, number: int) -> dict[str, Any]:
-    panel, of_all = explanation.panels[number - 1], f"{number} of {len(explanation.panels)}"
-    shown: dict[str, Any] = {"words": _rounded(panel.words), "image": _rounded(panel.image)}
-    if isinstance(panel, Module):
-        told = _in_words(_module_facts(explanation, panel))
-        return shown | {
-            "name": panel.name,
-            "description": f"Module {of_all}, {panel.name}, {told}.",
-        }
-    return shown | {
-        "gate": panel.gate,
-        "self_attention": _rounded(panel.self_attention),
-        "description": f"Step {of_all} {_in_words(_step_facts(explanation, panel, number))}.",
+def _panels(explanation: Explanation) -> list[dict[str, Any]]:
+    if explanation.modules:
+        return [_module(explanation, i) for i in range(len(explanation.modules))]
+    beyond = explanation.beyond_resting
+    return [_step(explanation, beyond, i) for i in range(len(explanation.steps))]
+
+
+def _chain(explanation: Explanation) -> list[dict[str, Any]]:
+    """What groups of steps read, in short, with the first step of each."""
+    if explanation.modules or explanation.steps[0].words is None:
+        return []
+    links: list[dict[str, Any]] = []
+    for group in group_steps(explanation.beyond_resting.steps):
+        assert group.words is not None
+        read = " ".join(summary(explanation.words, group.words))
+        if not links or read != links[-1]["read"]:
+            links.append({"read": read, "step": group.numbers[0]})
+    return links
+
+
+def _step(explanation: Explanation, beyond: Explanation, index: int) -> dict[str, Any]:
+    step, count = explanation.steps[index], len(explanation.steps)
+
+    def describe(shown: Explanation) -> str:
+        own = shown.steps[index]
+        told = f"Step {index + 1} of {count} {in_words(_step_facts(shown, own, index + 1))}."
+        if own.share < 1:
+            told += f" Its resting map, {1 - own.share:.0%} of its attention, is taken off."
+        return told
+
+    return {
+        "words": _rounded(step.words),
+        "image": _rounded(step.image),
+        "resting": _rounded(step.resting),
+        "change": step.change,
+        "idle": step.idle,
+        "self_attention": _rounded(step.self_attention),
+        "description": describe(explanation),
+        "description_beyond": describe(beyond),
     }
 
 
-def _in_words(facts: list[str]) -> str:
-    """Facts as a sentence, for screen readers."""
-    return f"{', '.join(facts[:-1])} and {facts[-1]}" if facts[1:] else facts[0]
+def _step_facts(explanation: Explanation, step: StepAttention, number: int) -> list[str]:
+    places = describe_places(step.image, explanation.centers, step.share)
+    facts = [*_words_read(explanation, step.words), f"attends to {places}"]
+    if step.self_attention is not None and len(step.self_attention):
+        strongest = int(step.self_attention.argmax())
+        before = number - len(step.self_attention) + strongest
+        recalled = f"step {before}" if before else "the beginning"
+        facts.append(f"recalls {recalled} ({step.self_attention[strongest]:.0%})")
+    if step.change is not None:
+        idle = ", so that it is idle" if step.idle else ""
+        facts.append(f"changes {step.change:.0%} of the memory{idle}")
+    return facts
 
 
 def _words_read(explanation: Explanation, shares: np.ndarray | None) -> list[str]:
@@ -103,6 +135,17 @@ def _words_read(explanation: Explanation, shares: np.ndarray | None) -> list[str
     return [f"reads {' and '.join(read)}"]
 
 
+def _module(explanation: Explanation, index: int) -> dict[str, Any]:
+    module, of_all = explanation.modules[index], f"{index + 1} of {len(explanation.modules)}"
+    told = in_words(_module_facts(explanation, module))
+    return {
+        "words": _rounded(module.words),
+        "image": _rounded(module.image),
+        "name": module.name,
+        "description": f"Module {of_all}, {module.name}, {told}.",
+    }
+
+
 def _module_facts(explanation: Explanation, module: Module) -> list[str]:
     facts = []
     if module.inputs:
@@ -111,30 +154,8 @@ def _module_facts(explanation: Explanation, module: Module) -> list[str]:
     facts += _words_read(explanation, module.words)
     if module.image is None:
         return [*facts, "has no map"]
-    region, share = _strongest_region(module.image, explanation.centers)
-    return [*facts, f"has the most {explanation.map_title} at the {region} ({share:.0%})"]
-
-
-def _step_facts(explanation: Explanation, step: StepAttention, number: int) -> list[str]:
-    region, share = _strongest_region(step.image, explanation.centers)
-    done = [*_words_read(explanation, step.words), f"looks at the {region} ({share:.0%})"]
-    if step.self_attention is not None and len(step.self_attention):
-        strongest = int(step.self_attention.argmax())
-        before = number - len(step.self_attention) + strongest
-        recalled = f"step {before}" if before else "the beginning"
-        done.append(f"recalls {recalled} ({step.self_attention[strongest]:.0%})")
-    if step.gate is not None:
-        done.append(f"keeps {step.gate:.0%} of its memory")
-    return done
-
-
-def _strongest_region(attention: np.ndarray, centers: GridCenters) -> tuple[str, float]:
-    """The ninth of the image with the most attention, and how much it has."""
-    shares = np.zeros((3, 3))
-    thirds = [(3 * at).astype(int) for at in centers]
-    np.add.at(shares, tuple(np.meshgrid(*thirds, indexing="ij")), attention)
-    row, column = divmod(int(shares.argmax()), 3)
-    return REGIONS[row][column], float(shares[row, column])
+    places = describe_places(module.image, explanation.centers)
+    return [*facts, f"has its {explanation.map_title} at {places}"]
 
 
 # --- a program -------------------------------------------------------------------------------
@@ -175,7 +196,7 @@ def _likeliest(reply: Reply) -> str:
         f'<li><span class="named">{html.escape(answer)}</span>'
         f'<span class="bar" style="--share:{probability:.4f}"></span>'
         f'<span class="number">{probability:.1%}</span></li>'
-        for answer, probability in islice(reply.probabilities.items(), TOP_ANSWERS)
+        for answer, probability in likely_answers(reply)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from reprlib import repr as shown  # which no word can make longer than a line
 from typing import NamedTuple
 
@@ -39,6 +39,10 @@ class Reply:
         return [f"{what} {', '.join(named)}{so}." for what, named, so in told if named]
 
 
+IDLE = 0.1
+"""A step that moves the memory less than this share of the way is idle: the gate skips it."""
+
+
 @dataclass(frozen=True)
 class StepAttention:
     """The attention of one reasoning step."""
@@ -49,8 +53,22 @@ class StepAttention:
     """rv: (h, w), over the grid of cells of the image."""
     self_attention: np.ndarray | None
     """sa: (j,), over the previous steps; None if there is no self-attention."""
-    gate: float | None
-    """The share of the previous memory that is kept; None if there is no memory gate."""
+    resting: np.ndarray | None
+    """(h, w): the resting map, what this step attends to on average over other questions about the
+    image; None if it is not known."""
+    change: float | None
+    """How far the memory gate let the memory move, from 0, not at all, to 1; None without gate.
+
+    With one gate for the whole memory, as in the paper, this is 1 minus the gate.
+    """
+
+    share: float = 1.0
+    """The share of all attention that `image` has; less than 1 without the resting map."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether the gate skips this step, whatever it attends to."""
+        return self.change is not None and self.change < IDLE
 
 
 @dataclass(frozen=True)
@@ -97,6 +115,31 @@ class Explanation:
     """What the maps of modules show, such as "attention"; None if there are no modules."""
 
     @property
+    def beyond_resting(self) -> Explanation:
+        """The same with the attention of each step beyond its resting map, where that is known."""
+        return replace(self, steps=tuple(map(_beyond_resting, self.steps)))
+
+    @property
+    def is_beyond_resting(self) -> bool:
+        """Whether steps have their attention beyond the resting map only."""
+        return any(step.share < 1 for step in self.steps)
+
+    @property
     def panels(self) -> tuple[StepAttention | Module, ...]:
         """What is shown one after the other: the steps, or the modules."""
         return self.steps or self.modules
+
+
+def beyond_resting(attention: np.ndarray, resting: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Attention (..., L) beyond a resting map, with a sum of one; and its share of all (...)."""
+    beyond = np.maximum(attention - resting, 0)
+    share = beyond.sum(-1)
+    return beyond / np.maximum(share, np.finfo(beyond.dtype).tiny)[..., None], share
+
+
+def _beyond_resting(step: StepAttention) -> StepAttention:
+    if step.resting is None:
+        return step
+    image, share = beyond_resting(step.image.ravel(), step.resting.ravel())
+    image = image.reshape(step.image.shape)
+    return replace(step, image=image, share=float(share), resting=None)
