@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -59,6 +60,11 @@ def test_the_most_telling_groups_attend_to_something_new() -> None:
     groups = [merge_steps([each], [1]) for each in (quiet, step((1, 1)), step((4, 4)))]
     assert most_telling(groups, 2) == groups[1:]
     assert most_telling(groups, 9) == groups
+    # What a step does at rest is no news either.
+    rests = [
+        replace(group, share=share) for group, share in zip(groups[1:], (0.04, 0.6), strict=True)
+    ]
+    assert most_telling([*rests, groups[1]], 2) == [rests[1], groups[1]]
     # The gate lets hardly anything of it through.
     faint = [merge_steps([step((1, 1), 0, c)], [1]) for c in (0.9, 0.12)]
     faint.append(merge_steps([step((4, 4), 0, 0.9)], [1]))

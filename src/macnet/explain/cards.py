@@ -49,7 +49,7 @@ def draw_answer(
 ) -> Part:
     """The answer, its probability and that of the next, and notes on unknown words."""
     (answer, probability), *others = likely_answers(reply)
-    told = ", ".join(f"{name} {share:.1%}" for name, share in others)
+    told = ", ".join(f"{name} ({share:.1%})" for name, share in others)
     likely = f"{probability:.1%}" + (f"; next: {told}" if told else "")
     parts = [draw_words([answer], size, width, colors=[color], bold=True)]
     for text in (likely, *reply.notes):

@@ -82,11 +82,14 @@ def merge_steps(steps: Sequence[StepAttention], numbers: Sequence[int]) -> StepG
 def most_telling(groups: Sequence[StepGroup], most: int) -> list[StepGroup]:
     """As many groups as there is room for: those that attend to the most that is new.
 
-    New is what the group before does not attend to. Each group counts for what it changed.
+    New is what the group before does not attend to. Each group counts for what it changed, and for
+    the share of its attention that is shown.
     """
     even = StepGroup((0,), None, np.full_like(groups[0].image, 1 / groups[0].image.size), None, 1.0)
     tells = [
-        (1.0 if group.change is None else group.change) * (1 - sum(_in_common(before, group)) / 2)
+        (1.0 if group.change is None else group.change)
+        * group.share
+        * (1 - sum(_in_common(before, group)) / 2)
         for before, group in pairwise([even, *groups])
     ]
     kept = sorted(np.argsort(tells, kind="stable")[::-1][:most])
