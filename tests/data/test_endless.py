@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from macnet.clevr.program import to_prefix
+from macnet.clevr.program import SceneIndex, to_prefix
 from macnet.clevr.questions import TemplateInstance
+from macnet.clevr.references import referenced_objects
 from macnet.clevr.scene_array import array_to_scenes
 from macnet.clevr.stream import Block, Stream
 from macnet.clevr.world import World, generate_questions, instantiate_questions
-from macnet.data.batches import Batch, BatchSource
+from macnet.data.batches import Batch, BatchSource, GuidedBatch
 from macnet.data.block_encoder import BlockEncoder, world_texts
 from macnet.data.endless import EndlessBatches, to_batch
 from macnet.data.question_arrays import TYPES, UNKNOWN
@@ -139,6 +140,64 @@ def test_workers_share_out_the_world(unbroken: list[Batch]) -> None:
     some = columns(unbroken)
     assert torch.equal(whole.images[: len(some.images)], some.images)
     assert torch.equal(whole.question_index, torch.arange(2 * 2 * IMAGES_PER_BLOCK))
+
+
+# --- what questions refer to -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guided(small_blocks: int) -> list[GuidedBatch]:
+    found = take(5, guided=True)
+    return [batch for batch in found if isinstance(batch, GuidedBatch)]
+
+
+def test_a_guided_batch_is_the_same_and_has_masks(
+    guided: list[GuidedBatch], unbroken: list[Batch], blocks: list[Block]
+) -> None:
+    assert_same(list(guided), unbroken[:5])
+    assert not any(isinstance(batch, GuidedBatch) for batch in unbroken)
+    masks = torch.cat([block.objects for block in blocks])
+    assert torch.equal(torch.cat([batch.objects for batch in guided]), masks[: 5 * IMAGES])
+    assert {batch.objects.dtype for batch in guided} == {torch.int8}
+
+
+def test_references_are_those_of_the_programs(
+    guided: list[GuidedBatch], blocks: list[Block]
+) -> None:
+    wanted = [
+        {*found.unique_objects, *found.counted_objects}
+        for block in blocks
+        for scene, asked in zip(array_to_scenes(block.scenes), block.questions, strict=True)
+        for question in asked
+        for found in [referenced_objects(question.program, SceneIndex(scene))]
+    ]
+    found = torch.cat([batch.references for batch in guided])
+    assert found.dtype == torch.int64
+    assert len(found) == 2 * 5 * IMAGES
+    for references, objects in zip(found.tolist(), wanted, strict=False):
+        assert references == sum(1 << i for i in objects)
+    assert len({len(objects) for objects in wanted}) > 4, "some refer to many, some to none"
+
+
+def test_a_filler_refers_to_nothing(blocks: list[Block]) -> None:
+    few = instantiate_questions(WORLD, "train", 0, blocks[0].scenes)
+    few[0].pop()
+    few[2].clear()
+    encoder = BlockEncoder.for_world(WORLD, VOCABULARY)
+    table, references = encoder.with_references(few)
+    assert np.array_equal(table, encoder(few))
+    is_filler = table[:, -2] == UNKNOWN
+    assert np.flatnonzero(is_filler).tolist() == [1, 4, 5]
+    assert not references[is_filler].any()
+    assert references[~is_filler].any()
+
+
+def test_guided_batches_go_on_and_come_from_workers(guided: list[GuidedBatch]) -> None:
+    (batch,) = take(1, guided=True, workers=1, position=3)  # across the end of a block
+    assert isinstance(batch, GuidedBatch)
+    assert_same([batch], [guided[3]])
+    assert torch.equal(batch.objects, guided[3].objects)
+    assert torch.equal(batch.references, guided[3].references)
 
 
 # --- words -----------------------------------------------------------------------------------

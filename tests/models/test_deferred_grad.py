@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional as F
 
+from macnet.models.attention import attend_backward
+from macnet.models.kernels import deferred_grad
 from macnet.models.kernels.deferred_grad import DeferredGradAttention, DeferredGradLinear
 from transcription import Witness, assert_close, assert_same, gc_disabled
 
@@ -99,9 +101,47 @@ def test_attention_has_the_gradients_of_autograd(steps: int, groups: int, padded
     attend, plain = DeferredGradAttention(elements, is_pad), plain_attention(elements, is_pad)
     found = recur(lambda z: attend(z)[0], z, steps)
     assert_same(found, recur(lambda z: plain(z)[0], z, steps), [z, elements])
-    weights = attend(z)[1]
-    assert_close(weights, plain(z)[1], "weights")
-    assert not weights.requires_grad
+    assert_close(attend(z)[1], plain(z)[1], "weights")
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("used", ["weights", "both", "some"])
+def test_its_weights_have_gradients_too(steps: int, padded: bool, used: str) -> None:
+    """Those of all steps or of the first alone; with the last sums, and without."""
+    z, elements = values(6, 4), values(2, 5, 4, seed=1)
+    is_pad = torch.tensor([[False] * 5, [True, False, False, True, False]]) if padded else None
+
+    def results(attend: Callable[[Tensor], Any]) -> Tensor:
+        x, found = z, []
+        for _ in range(steps):
+            sums, weights = attend(x)
+            x = torch.tanh(sums)
+            found.append(weights)
+        taken = found[:1] if used == "some" else found
+        return torch.cat([*taken, *([] if used == "weights" else [x])], 1)
+
+    attend, plain = DeferredGradAttention(elements, is_pad), plain_attention(elements, is_pad)
+    assert_same(results(attend), results(plain), [z, elements])
+
+
+def test_nothing_is_computed_for_weights_without_a_gradient(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that without a loss of the weights a step costs what it did, and gives the same bits."""
+    given: list[Tensor | None] = []
+
+    def backward(*arguments: Any) -> tuple[Tensor, Tensor]:
+        given.append(arguments[4])
+        return attend_backward(*arguments)
+
+    monkeypatch.setattr(deferred_grad, "attend_backward", backward)
+    attend = DeferredGradAttention(values(2, 5, 4, seed=1))
+    sums, weights = attend(values(6, 4))
+    again = attend(sums)[0]
+    assert weights.requires_grad
+    again.sum().backward()
+    assert given == [None, None]
 
 
 def test_an_unused_attention_does_not_change_the_gradients() -> None:

@@ -51,7 +51,8 @@ def test_the_attention_kernel_equals_plain_torch(
     elements = torch.randn(n, size, d).bfloat16().double()
     is_pad = torch.arange(size) >= torch.randint(1, size + 1, (n, 1)) if padded else None
     sums, weights = attend(z, elements, is_pad)
-    dz, dlogits = attend_backward(dsums, weights, elements, is_pad)
+    given = [None, torch.randn(n * groups, size).bfloat16().double()]
+    wanted = [attend_backward(dsums, weights, elements, is_pad, dweights) for dweights in given]
 
     z, dsums, elements = low(z, dsums, elements)
     is_pad = is_pad.cuda() if is_pad is not None else None
@@ -61,9 +62,11 @@ def test_the_attention_kernel_equals_plain_torch(
     if is_pad is not None:
         hidden = is_pad[:, None].expand(n, groups, size).reshape(-1, size)
         assert found_weights[hidden].count_nonzero() == 0
-    found, found_dlogits = attend_backward(dsums, low(weights)[0], elements, is_pad)
-    assert error(found, dz) < BF16
-    assert error(found_dlogits, dlogits) < BF16
+    for dweights, (dz, dlogits) in zip(given, wanted, strict=True):
+        dweights = None if dweights is None else low(dweights)[0]
+        found, found_dlogits = attend_backward(dsums, low(weights)[0], elements, is_pad, dweights)
+        assert error(found, dz) < BF16
+        assert error(found_dlogits, dlogits) < BF16
 
 
 @pytest.mark.parametrize("groups", [1, 5])

@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 
+from macnet.data.batches import Batch, GuidedBatch
 from macnet.models.recipe import Recipe
-from macnet.training.augment import augment, rotate
+from macnet.training.augment import augment, augment_batch, rotate
 
 
 def images(n: int = 40) -> torch.Tensor:
@@ -115,3 +116,28 @@ def test_images_stay_uint8(change: dict[str, float]) -> None:
     assert seen.shape == images().shape
     assert seen.is_contiguous()
     assert seen.dtype == torch.uint8
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"shift": 3}, {"rotation": 30}, {"shift": 2, "rotation": 10, "jitter": 0.02}]
+)
+def test_masks_follow_their_images(change: dict[str, float]) -> None:
+    """An image in which every object has its own gray shows the mask, except between two grays."""
+    coarse = torch.randint(-1, 10, (20, 4, 4), generator=torch.Generator().manual_seed(0))
+    objects = coarse.to(torch.int8).repeat_interleave(8, 1).repeat_interleave(8, 2)
+    grays = (20 * (objects + 1)).to(torch.uint8)[..., None].expand(-1, -1, -1, 3)
+    none = torch.zeros(20, dtype=torch.int64)
+    given = GuidedBatch.of(Batch(grays, *[none] * 6), objects, none + 3)
+    recipe = Recipe(**change)  # type: ignore[arg-type]
+    torch.manual_seed(1)
+    found = augment_batch(given, recipe)
+    assert isinstance(found, GuidedBatch)
+    assert (found.objects.dtype, found.references) == (torch.int8, given.references)
+    off = (found.images.float() / 20 - 1 - found.objects[..., None]).abs().amax(3)
+    allowed = 0.25 if recipe.jitter else 0
+    assert (off > allowed).float().mean() < (0.2 if recipe.rotation else 1e-9)
+    assert torch.equal(found.objects, objects) == (not change)
+    torch.manual_seed(1)
+    plain = augment_batch(Batch(*given), recipe)
+    assert not isinstance(plain, GuidedBatch)
+    assert torch.equal(plain.images, found.images), "masks change nothing"

@@ -66,6 +66,8 @@ class TemplateInstance(NamedTuple):
     """%-format of the text."""
     phrases: tuple[str, ...]
     """The phrases that fill the pattern."""
+    scene: SceneIndex
+    """The scene that it is about."""
 
     @property
     def text(self) -> str:
@@ -132,7 +134,7 @@ class QuestionGenerator:
             search = TemplateSearch(family, choices, balance.allowed, self._rng)
             if search.fill():
                 balance.add(search.outputs[-1])
-                found.append(_word(family, search.choices, search.outputs[-1], self._rng))
+                found.append(_word(family, search, scene, self._rng))
         return found
 
 
@@ -186,10 +188,10 @@ _WORDINGS = tuple(map(_wordings, QUESTION_FAMILIES))
 
 
 def _word(
-    family: QuestionFamily, choices: list[Choice], output: Output, rng: random.Random
+    family: QuestionFamily, found: TemplateSearch, scene: SceneIndex, rng: random.Random
 ) -> TemplateInstance:
     """Choose among the texts of a family, and among the phrases for what fills its slots."""
-    draw = rng.random
+    draw, choices, output = rng.random, found.choices, found.outputs[-1]
     texts = _WORDINGS[family.number]
     wordings = texts[int(draw() * len(texts))]
     pattern, without_other, slots = wordings[int(draw() * len(wordings))]
@@ -201,4 +203,4 @@ def _word(
     for k, part, phrases_of in slots:
         alternatives = phrases_of[choices[k][part]]
         phrases.append(alternatives[int(draw() * len(alternatives))])
-    return TemplateInstance(family.number, choices, output, pattern, tuple(phrases))
+    return TemplateInstance(family.number, choices, output, pattern, tuple(phrases), scene)

@@ -24,6 +24,18 @@ class ReferencedObjects(NamedTuple):
     """Pairs of different unique objects, where the program finds the second through the first."""
 
 
+def referenced_set(program: Program, scene: SceneIndex) -> int:
+    """The unique and counted objects of a program together, as a bitmask: bit i for object i."""
+    outputs: Sequence[Any] = node_outputs(program, scene)
+    found = 0
+    for node, output in zip(program, outputs, strict=True):
+        if node["function"] == "unique":
+            found |= 1 << output
+        elif node["function"] in ("count", "exist"):
+            found |= outputs[node["inputs"][0]]
+    return found
+
+
 def referenced_objects(program: Program, scene: SceneIndex) -> ReferencedObjects:
     """Execute a program, and list the objects that it refers to."""
     outputs: Sequence[Any] = node_outputs(program, scene)

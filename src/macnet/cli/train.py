@@ -158,7 +158,14 @@ def _describe(trainer: Trainer, recipe_name: str) -> None:
                 + (f"; {left_out:,} are left out, their images are missing" if left_out else "")
             )
         elif dataset is not None:
-            print(f"{what} the generated {dataset}, without an end")
+            guided = (
+                "; attention is guided to the objects that programs refer to, and the paper's "
+                "accuracies, of training on answers alone, are not shown"
+            )
+            print(
+                f"{what} the generated {dataset}, without an end"
+                + (guided if plan.recipe.guide else "")
+            )
     sys.stdout.flush()
     if trainer.device.type == "cpu" and size > MANY_WEIGHTS:  # on stderr, for it is no result
         print(

@@ -57,6 +57,27 @@ class Batch(NamedTuple):
     question's words in an empty slot, and has neither answer, type nor program."""
 
 
+class GuidedBatch(Batch):
+    """A batch that says which objects its questions refer to, and where in its images these are.
+
+    Both are attributes, and no elements of the tuple: a batch like any other for whoever does not
+    ask for them.
+    """
+
+    objects: Tensor
+    """(N, H, W) int8: index of the object at each pixel, -1 for the ground."""
+    references: Tensor
+    """(B,) int64: the objects that a question refers to as a bitmask, bit i for object i; 0 for a
+    filler."""
+
+    @classmethod
+    def of(cls, batch: Batch, objects: Tensor, references: Tensor) -> Self:
+        """A batch with what is known of its objects."""
+        made = cls(*batch)
+        made.objects, made.references = objects, references
+        return made
+
+
 class BatchSource(ABC):
     """An endless source of batches of one shape."""
 

@@ -23,6 +23,7 @@ from macnet.clevr.families import (
 )
 from macnet.clevr.program import to_prefix
 from macnet.clevr.questions import Question, TemplateInstance
+from macnet.clevr.references import referenced_set
 from macnet.clevr.world import World
 from macnet.data.question_arrays import (
     TYPES,
@@ -154,6 +155,16 @@ class BlockEncoder:
         encoder = question_encoder(self.vocabulary, self.words, self.steps)
         table = encoder.table(map(encoder.row, chain.from_iterable(questions_by_image)))
         return table, [[question.family for question in few] for few in questions_by_image]
+
+    def with_references(
+        self, questions_by_image: list[list[TemplateInstance]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The table, and (Q,) int16: the set of objects each question refers to; 0 for fillers."""
+        sets: list[int] = []
+        for few in questions_by_image:
+            sets += (referenced_set(question.program, question.scene) for question in few)
+            sets += [0] * (self.questions_per_image - len(few))
+        return self(questions_by_image), np.array(sets, np.int16)
 
     def encode_texts(self, questions_by_image: list[list[Question]]) -> np.ndarray:
         """The same table from questions that are written out, which takes much longer."""

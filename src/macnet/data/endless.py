@@ -15,11 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from macnet.clevr.questions import IMAGES_PER_BLOCK
 from macnet.clevr.stream import Block, Stream
 from macnet.clevr.world import World
-from macnet.data.batches import Batch, BatchSource, batch_of
+from macnet.data.batches import Batch, BatchSource, GuidedBatch, batch_of
 from macnet.data.block_encoder import BlockEncoder
 from macnet.data.prefetch import Prefetcher
 from macnet.data.question_arrays import UNKNOWN
@@ -43,7 +44,8 @@ class EndlessBatches(BatchSource):
     continues exactly as this one would have, whatever the number of workers. Of n data-parallel
     shards, the k-th takes the k-th block of every n, so that none takes what another does. A
     question's `question_index` is its image's index times the questions per image, plus its place
-    among those.
+    among those. With `guided`, batches are of `GuidedBatch`, for which workers execute the programs
+    of questions.
 
     A thread uses the device ahead of the caller: a CUDA graph must be captured with
     `capture_error_mode="thread_local"`, or the capture fails.
@@ -60,6 +62,7 @@ class EndlessBatches(BatchSource):
         workers: int = 0,
         shard: tuple[int, int] = (0, 1),
         position: int = 0,
+        guided: bool = False,
     ) -> None:
         if images < 1 or position < 0:
             raise ValueError(f"there is no batch {position} of {images} images")
@@ -77,18 +80,26 @@ class EndlessBatches(BatchSource):
             shard=shard,
             device=device,
             workers=workers,
-            encode=encoder,
+            encode=encoder.with_references if guided else encoder,
         )
         # Enough batches are ready that none is missing while the next blocks are rendered.
         depth = max(2, 4 * IMAGES_PER_BLOCK // images)
-        cut = _cut(self._stream, encoder, images, skipped)
-        self._source = Prefetcher(cut, device, depth=depth)
+        columns = (_columns(block, encoder.words) for block in self._stream)
+        self._source = Prefetcher(_cut(columns, images, skipped), device, depth=depth)
+        self._guided = guided
 
-    def sample(self) -> Batch:
-        """The next batch: nothing is left to be gathered."""
-        batch = next(self._source)
+    def sample(self) -> tuple[Tensor, ...]:
+        """The columns of the next batch; after them the objects and references of a guided one."""
+        columns = next(self._source)
         self.position += 1
-        return batch
+        return columns
+
+    def gather(self, sample: tuple[Tensor, ...]) -> Batch:
+        """The batch of these columns."""
+        if not self._guided:
+            return super().gather(sample)
+        *columns, objects, references = sample
+        return GuidedBatch.of(Batch(*columns), objects, references)
 
     def close(self) -> None:
         """End the workers and the thread."""
@@ -97,23 +108,32 @@ class EndlessBatches(BatchSource):
         self._source.close()
 
 
-def _cut(stream: Stream, encoder: BlockEncoder, images: int, skipped: int) -> Iterator[Batch]:
-    """Blocks as batches of so many images, without the first `skipped` images."""
+def _columns(block: Block, words: int) -> tuple[Tensor, ...]:
+    """A block, encoded with so many words, as columns of a batch; with references if they are."""
+    if not isinstance(block.questions, tuple):
+        return to_batch(block, words)
+    table, references = block.questions
+    batch = to_batch(block._replace(questions=table), words)
+    return *batch, block.objects, upload(references, block.images.device).long()
 
-    many = encoder.questions_per_image
 
-    def part(batch: Batch, start: int, stop: int | None = None) -> Batch:
-        pixels, *columns = batch
-        questions = slice(start * many, stop and stop * many)
-        return Batch(pixels[start:stop], *(column[questions] for column in columns))
+def _cut(
+    blocks: Iterator[tuple[Tensor, ...]], images: int, skipped: int
+) -> Iterator[tuple[Tensor, ...]]:
+    """Columns of blocks as those of batches of so many images, without the first `skipped` ones."""
 
-    left: Batch | None = None
-    for block in stream:
-        new = to_batch(block, encoder.words)
+    def part(
+        columns: tuple[Tensor, ...], start: int, stop: int | None = None
+    ) -> tuple[Tensor, ...]:
+        each = (len(column) // len(columns[0]) for column in columns)  # rows for an image
+        return tuple(c[start * n : stop and stop * n] for c, n in zip(columns, each, strict=True))
+
+    left: tuple[Tensor, ...] | None = None
+    for new in blocks:
         if left is None:
             left = part(new, skipped)
         else:
-            left = Batch(*(torch.cat(pair) for pair in zip(left, new, strict=True)))
-        while len(left.images) >= images:
+            left = tuple(torch.cat(pair) for pair in zip(left, new, strict=True))
+        while len(left[0]) >= images:
             yield part(left, 0, images)
             left = part(left, images)

@@ -41,7 +41,7 @@ class QuestionEncoder:
 
     def row(self, question: TemplateInstance) -> bytes:
         """(words + steps + 3,) int16: tokens, program, length, answer, type."""
-        family, choices, output, pattern, phrases = question
+        family, choices, output, pattern, phrases, _ = question
         ids = self._phrase_ids
         tokens = self._pattern_ids[pattern] % tuple([ids[phrase] for phrase in phrases])
         program = b"".join([_node_ids(name, choices[k]) for k, name in _PREFIX_ORDER[family]])

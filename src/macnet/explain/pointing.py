@@ -36,6 +36,7 @@ from macnet.data.question_arrays import UNKNOWN
 from macnet.data.vocab import PAD, Vocabulary
 from macnet.errors import InputError, not_finite_error
 from macnet.evaluation.predict import BATCH_IMAGES, BATCH_IMAGES_CPU
+from macnet.models.cells import object_cells
 from macnet.models.encoders import PixelEncoder
 from macnet.models.mac import StepTrace
 from macnet.progress import progress
@@ -139,7 +140,6 @@ def collect_attention(
     if images < 1:
         raise InputError(f"`world_images` is {images}; it must be at least 1")
     encoder = BlockEncoder.for_world(world, vocabulary)
-    nearest = nearest_cells(world.height, world.width).to(device)
     grid_width = len(PixelEncoder.cell_centers(world.height, world.width)[1])
     shown: list[Tensor] = []
     counts: list[int] = []  # of objects in each image
@@ -150,7 +150,7 @@ def collect_attention(
         Stream(world, split=split, device=device, workers=workers) as stream,
     ):
         for block in split_blocks(stream, images):
-            cells = object_cells(block.objects, nearest)
+            cells = object_cells(block.objects)
             tokens, real = pad_block(block, encoder)
             for parts, trace in zip(found, tracers, strict=True):
                 padded = trace_attention(trace, block.images, tokens, cells, name)
@@ -200,23 +200,6 @@ def trace_attention(
         positions = torch.full(attention.shape[:2], torch.nan)
     found = attention.argmax(2), on_objects.flatten(0, 1), positions, logits.argmax(1)
     return AttentionRecord(*(column.cpu().numpy() for column in found))
-
-
-def nearest_cells(height: int, width: int) -> Tensor:
-    """(height·width,): the cell of K that each pixel is nearest to; of two, the first."""
-    down, across = PixelEncoder.cell_centers(height, width)
-    row = np.abs(np.arange(height)[:, None] - np.array(down)).argmin(1)
-    column = np.abs(np.arange(width)[:, None] - np.array(across)).argmin(1)
-    return torch.from_numpy(row[:, None] * len(across) + column).flatten()
-
-
-def object_cells(objects: Tensor, nearest: Tensor) -> Tensor:
-    """(N, 10, L) bool, of masks (N, height, width): which cells show a pixel of each object."""
-    rows, cells = MAX_OBJECTS + 1, int(nearest.max()) + 1
-    shown = torch.zeros(len(objects), rows * cells, dtype=torch.bool, device=objects.device)
-    index = objects.flatten(1).long() % rows  # the ground, −1, is the last
-    shown.scatter_(1, index * cells + nearest, True)
-    return shown.view(-1, rows, cells)[:, :MAX_OBJECTS]
 
 
 def _to_mask(objects: Sequence[Sequence[int]]) -> np.ndarray:

@@ -29,18 +29,37 @@ def attend(z: Tensor, elements: Tensor, is_pad: Tensor | None) -> tuple[Tensor, 
 
 
 def attend_backward(
-    dsums: Tensor, weights: Tensor, elements: Tensor, is_pad: Tensor | None
+    dsums: Tensor,
+    weights: Tensor,
+    elements: Tensor,
+    is_pad: Tensor | None,
+    dweights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the sums (N·G, d) → of the queries (N·G, d) and of the logits (N·G, L)."""
+    """Gradients of the sums (N·G, d) → of the queries (N·G, d) and of the logits (N·G, L).
+
+    What a gradient of the weights (N·G, L) adds to them, if there is one, is computed apart, as the
+    kernel knows of none: both gradients are linear in those of sums and weights.
+    """
     n, size, d = elements.shape
     if _has_kernel(elements):
         from macnet.models.kernels.attention import attention
 
-        return attention(dsums, elements, is_pad, weights)
-    weights = weights.view(n, -1, size)
-    dweights = dsums.reshape(n, -1, d) @ elements.transpose(1, 2)  # (N, G, L)
-    dlogits = weights * (dweights - (weights * dweights).sum(-1, keepdim=True))
-    return (dlogits @ elements).view(-1, d), dlogits.view(-1, size)
+        dz, dlogits = attention(dsums, elements, is_pad, weights)
+    else:
+        of_sums = dsums.reshape(n, -1, d) @ elements.transpose(1, 2)  # (N, G, L)
+        dlogits = _softmax_backward(of_sums.view(-1, size), weights)
+        dz = (dlogits.view(n, -1, size) @ elements).view(-1, d)
+    if dweights is not None:
+        precise = torch.promote_types(weights.dtype, torch.float32)
+        added = _softmax_backward(dweights.to(precise), weights.to(precise)).to(weights.dtype)
+        dlogits = dlogits + added
+        dz = dz + (added.view(n, -1, size) @ elements).view(-1, d)
+    return dz, dlogits
+
+
+def _softmax_backward(dweights: Tensor, weights: Tensor) -> Tensor:
+    """The gradient of a softmax's logits."""
+    return weights * (dweights - (weights * dweights).sum(-1, keepdim=True))
 
 
 def _has_kernel(elements: Tensor) -> bool:

@@ -39,10 +39,7 @@ from macnet.models.write import build_write
 
 
 class StepTrace(NamedTuple):
-    """What a step attended to, and the state it reached: to be looked at, not trained on.
-
-    Attention has a gradient only in the literal form, and where plain torch computes it.
-    """
+    """What a step attended to, and the state it reached."""
 
     words: Tensor | None  # cv: (B, S), the attention over the question
     knowledge: Tensor  # rv: (B, L), the attention over the knowledge base

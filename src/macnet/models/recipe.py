@@ -58,6 +58,9 @@ class Recipe:
     """Let the decay of the average be at most (1 + t)/(10 + t) after t steps."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """The precision of matrix products under autocast; weights are always float32."""
+    guide: float = 0
+    """The weight of a loss that guides attention to the objects that the program of a question
+    refers to; it needs the endless generated world, where objects are known."""
     trainable: tuple[str, ...] = ()
     """The parts of the network that are trained, such as question or reasoner; all if empty."""
     stages: tuple[str, ...] = ()

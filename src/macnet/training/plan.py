@@ -121,6 +121,11 @@ def make_plan(
             f"`recipe.programs` is {recipe.programs}, but {preset} does not learn from programs in "
             f"the stage{'s' * (len(stages) > 1)} {named}; leave it out"
         )
+    if recipe.guide and system.trace is None:
+        raise InputError(
+            f"`recipe.guide` is {recipe.guide}, but {preset} does not reason in steps of attention "
+            "that could be guided; leave it out"
+        )
     for stage in stages:
         if recipe.trainable and "trainable" in stage.changes:
             raise InputError(

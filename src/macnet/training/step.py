@@ -23,7 +23,7 @@ from macnet.errors import InputError
 from macnet.models.kernels.streams import MAIN_PRIORITY
 from macnet.models.objectives import LossSums
 from macnet.models.recipe import Recipe
-from macnet.training.augment import augment
+from macnet.training.augment import augment_batch
 from macnet.training.ema import WeightEMA
 from macnet.training.muon import Muon
 
@@ -145,8 +145,7 @@ class Learner:
         return graph
 
     def _train_on(self, sampled: tuple[Tensor, ...]) -> None:
-        batch = self._source.gather(sampled)
-        batch = batch._replace(images=augment(batch.images, self.recipe))
+        batch = augment_batch(self._source.gather(sampled), self.recipe)
         low = self.recipe.precision == "bfloat16"
         with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             scored = self._objective(self.network, batch)

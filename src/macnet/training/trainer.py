@@ -22,6 +22,7 @@ from macnet.checkpoint import LAST, Checkpoint, load_weights, train_share
 from macnet.errors import InputError
 from macnet.evaluation.accuracy import Results, measure
 from macnet.evaluation.predict import Predictor
+from macnet.models.guide import guided_answer_loss
 from macnet.models.system import Stage
 from macnet.training.curve import draw_curve
 from macnet.training.log import TrainingLog
@@ -62,6 +63,8 @@ class Trainer:
             share = None  # of two trainings, only that which had all of both is one of the paper's
         if plan.start is None and plan.stages != plan.system.training.stages:
             share = None  # nor is one of some stages only
+        if plan.recipe.guide:
+            share = None  # nor one that learned from more than answers
         programs = {"programs": plan.programs} if plan.programs else {}
         metadata = {
             **plan.to_record(),
@@ -147,6 +150,8 @@ class Trainer:
             if state.stage > 0 and checkpoint is None and stage.start_from == "best":
                 load_weights(network, self._folder.best_weights(), self._folder.path)
             objective = partial(stage.objective, self.plan.system)
+            if recipe.guide:
+                objective = partial(guided_answer_loss, self.plan.system, weight=recipe.guide)
             learner = Learner(
                 network, objective, recipe, source, self.device, capture=self._capture
             )

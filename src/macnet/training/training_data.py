@@ -106,6 +106,7 @@ class TrainingData:
                 workers=workers,
                 shard=shard,
                 position=new,
+                guided=recipe.guide > 0,
             )
         if self.replay is None:
             return main
@@ -131,6 +132,11 @@ class TrainingData:
                     "augmented"
                 )
         train = self.train
+        if recipe.guide and not (isinstance(train, World) and self.replay is None):
+            raise InputError(
+                f"`recipe.guide` is {recipe.guide}, but a fixed dataset does not tell where its "
+                "objects are; train on the endless generated world alone, or leave it out"
+            )
         if isinstance(train, World) or self.fresh_questions:
             groups = train.families if isinstance(train, World) else question_groups(train)
             if recipe.questions > (most := len(families_of(groups))):

@@ -128,7 +128,7 @@ class DeferredGradAttention:
         self._token = _AttentionElements.apply(elements, is_pad, self._steps)  # type: ignore[no-untyped-call]
 
     def __call__(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries z (N·G, d) → the sums (N·G, d) and, without gradient, the weights (N·G, L)."""
+        """Queries z (N·G, d) → the sums (N·G, d) and the weights (N·G, L)."""
         z = z.to(self._steps.shared.dtype)
         sums, weights, self._token = _AttentionStep.apply(z, self._token, self._steps)  # type: ignore[no-untyped-call]
         return sums, weights
@@ -162,19 +162,19 @@ class _AttentionStep(Function):
         sums, weights = attend(z, steps.shared, steps.added)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(z, weights, steps.shared)
-        ctx.mark_non_differentiable(weights)
         ctx.steps = steps
         return sums, weights, token.new_empty(0)
 
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Any, dsums: Tensor | None, _: None, dtoken: Tensor | None
+        ctx: Any, dsums: Tensor | None, dweights: Tensor | None, dtoken: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        if dsums is None:  # the result of this step was not used
+        if dsums is None and dweights is None:  # the result of this step was not used
             ctx.steps.keep(dtoken)
             return None, dtoken, None
         z, weights, elements = ctx.saved_tensors
-        dz, dlogits = attend_backward(dsums, weights, elements, ctx.steps.added)
+        dsums = torch.zeros_like(z) if dsums is None else dsums
+        dz, dlogits = attend_backward(dsums, weights, elements, ctx.steps.added, dweights)
         ctx.steps.keep(dtoken, z, weights, dsums, dlogits)
         return dz, dz.new_empty(0), None
