@@ -361,6 +361,10 @@ def test_attention(
         )
         assert len(found["steps"][source]) == 3
         assert all(abs(sum(aim.values()) - 1) < 1e-9 for aim in found["steps"][source])
+    # It has a gate, so that there is a second reading.
+    assert numbers["weighted"]["answers"] == found["answers"]
+    assert numbers["weighted"]["change"]["network"] == found["change"]["network"]
+    assert all(0 < change < 1 for change in found["change"]["network"])
     by_kind = [kind["pointed_at"]["network"]["total"] for kind in found["groups"].values()]
     assert sum(by_kind) == referenced["pointed_at"]["network"]["total"]
 

@@ -207,6 +207,8 @@ def test_what_is_watched_is_what_the_network_does() -> None:
         assert found.answers[b] == logits.argmax()
         for i, step in enumerate(steps):
             rv = step.knowledge[0]
+            assert step.change is not None
+            assert math.isclose(found.changes[b, i], step.change.item(), abs_tol=1e-5)
             assert found.peaks[b, i] == rv.argmax()
             for thing in range(MAX_OBJECTS):
                 on = rv[shows[b // 2, thing]].sum().item()
@@ -275,6 +277,8 @@ def test_a_world_is_watched(stream: Few, monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.images == 9
     assert (found.answers.total, found.reads_backwards[NETWORK].total) == (75, 75)
     assert found.reads_backwards[UNTRAINED].total == 0
+    assert (own.has_gate, wordless.has_gate) == (True, False)
+    assert (wordless.changes == 1).all()
     assert found.positions[UNTRAINED] == []
     assert found.objects["referenced"].hits[OTHER_QUESTION].total == (
         found.objects["referenced"].hits[NETWORK].total
@@ -287,7 +291,8 @@ def test_how_many_at_once_does_not_matter(stream: Few, monkeypatch: pytest.Monke
     again, (same,) = observed(stream, monkeypatch, 100, network())
     for name, column in vars(truth).items():
         assert np.array_equal(column, getattr(again, name)), name
-    assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(own, same, strict=True))
+    for name, column in vars(own).items():
+        assert np.allclose(column, getattr(same, name), atol=1e-5), name
 
 
 def test_nothing_to_watch() -> None:

@@ -20,10 +20,19 @@ from macnet import devices
 from macnet.checkpoint import RunLike, TrainedNetwork, load_trained
 from macnet.clevr.world import World
 from macnet.distributed import is_rank_zero, process_group
-from macnet.evaluation.accuracy import Proportion
+from macnet.evaluation.accuracy import Proportion, to_json
 from macnet.evaluation.report import new_table, terminal, to_text
-from macnet.explain.agreement import NETWORK, SOURCES, UNTRAINED, Agreement, Pointing, measure
+from macnet.explain.agreement import (
+    NETWORK,
+    SOURCES,
+    UNTRAINED,
+    Agreement,
+    Pointing,
+    StepSummary,
+    measure,
+)
 from macnet.explain.pointing import collect_attention, trained_and_untrained
+from macnet.explain.reply import IDLE
 
 OTHER_SOURCES = ("another\nquestion", "random\nweights")
 """Headings of the sources that the network's own attention is compared with."""
@@ -38,6 +47,9 @@ class AttentionReport:
     world: World
     split: str
     agreement: Agreement
+    """Agreement of the attention of all steps alike."""
+    weighted: Agreement | None
+    """The same in the reading in which a step counts for what it changed; None without a gate."""
     device: str
     seconds: float
 
@@ -49,12 +61,13 @@ class AttentionReport:
             "device": self.device,
             "seconds": self.seconds,
             "attention": self.agreement.to_record(),
+            "weighted": to_json(self.weighted),
         }
 
     def show(self, console: Console | None = None) -> None:
         """Print the report as tables, by default to standard output."""
         row = self.network.system.label
-        show(self.agreement, row=row, what=self._name, console=console)
+        show(self.agreement, self.weighted, row=row, what=self._name, console=console)
 
     def __str__(self) -> str:
         return to_text(self.show)
@@ -107,23 +120,50 @@ def measure_attention(
             workers=workers,
             name=trained.path,
         )
-        found = measure(truth, *records)
-        return AttentionReport(trained, world, split, found, device, time.monotonic() - start)
+        has_gate = records[0].has_gate
+        return AttentionReport(
+            network=trained,
+            world=world,
+            split=split,
+            agreement=measure(truth, *records),
+            weighted=measure(truth, *(r.weighted() for r in records)) if has_gate else None,
+            device=device,
+            seconds=time.monotonic() - start,
+        )
 
 
 # --- tables ----------------------------------------------------------------------------------
 
 
-def show(found: Agreement, *, row: str, what: str, console: Console | None = None) -> None:
-    """Print what a system, named by its row in the paper's table 1, attends to."""
+def show(
+    found: Agreement,
+    weighted: Agreement | None = None,
+    *,
+    row: str,
+    what: str,
+    console: Console | None = None,
+) -> None:
+    """Print what a system, named by its row in the paper's table 1, attends to.
+
+    `weighted` is the reading in which a step counts for what it changed.
+    """
     console = console or terminal()
     asked = f"{found.answers.total:,} questions about {found.images:,} images"
     accuracy = f"{found.answers.percent(1)}% answered correctly"
     title = f"What {row} attends to on {what}: {asked}, {accuracy}"
     console.print(Text(title, style="bold"), soft_wrap=True)
+    _show_reading(found, console)
+    if weighted is not None:
+        title = f"Each step by how far it moves the memory; idle if less than {IDLE:.0%} of the way"
+        console.print(Text(f"\n{title}", style="bold"), soft_wrap=True)
+        _show_reading(weighted, console, with_changes=True)
+
+
+def _show_reading(found: Agreement, console: Console, *, with_changes: bool = False) -> None:
     console.print(_pointing(found))
-    console.print(_attention(found.objects))
-    console.print(_by_step(found))
+    if not with_changes:
+        console.print(_attention(found.objects))
+    console.print(_by_step(found, with_changes))
     for sentence in _order(found):
         console.print(Text(sentence), soft_wrap=True)
 
@@ -163,24 +203,29 @@ def _attention(objects: Mapping[str, Pointing]) -> Table:
     return table
 
 
-def _by_step(found: Agreement) -> Table:
-    heads = "referenced\nobjects", "other\nobjects", "ground", "top object\nis referenced"
-    own, positions = found.steps[NETWORK], found.positions[NETWORK]
+def _by_step(found: Agreement, with_changes: bool) -> Table:
+    heads = ["referenced\nobjects", "other\nobjects", "ground", "top object\nreferenced"]
+    if with_changes:
+        heads += ["idle", "change"]
+    positions = found.positions[NETWORK]
+    title = "Where steps point, %"
     if positions:
-        title = "Where steps point, %, and where they read"
-        table = _table(title, "step", *heads, "reads at\n(0 to 1)")
-    else:  # the network does not attend to words
-        table = _table("Where steps point, %", "step", *heads)
-    reading = [[f"{position:.2f}"] for position in positions] or [[] for _ in own]
-    steps = zip(own, found.top_object_referenced[NETWORK], reading, strict=True)
-    for number, (aims, top_referenced, position) in enumerate(steps, start=1):
-        table.add_row(f"{number:4}", *map(_percent, (*aims, top_referenced)), *position)
+        title += ", and where they read"
+        heads.append("reads at\n(0 to 1)")
+    table = _table(title, "step", *heads)
+
+    def numbers(step: StepSummary) -> list[str]:
+        shown = *step.targets, step.top_object_referenced, step.idle, step.change
+        return [_percent(value) for value in (shown if with_changes else shown[:4])]
+
+    columns = found.steps, found.top_object_referenced, found.idle, found.change
+    steps = map(StepSummary, *(column[NETWORK] for column in columns))
+    for number, step in enumerate(steps, start=1):
+        position = map(_fraction, positions[number - 1 : number])  # there may be none
+        table.add_row(f"{number:4}", *numbers(step), *position)
     table.add_section()
     for source, name in zip(SOURCES, ("all", *OTHER_SOURCES), strict=True):
-        targets = found.steps[source]
-        columns = *zip(*targets, strict=True), found.top_object_referenced[source]
-        means = (math.fsum(values) / len(targets) for values in columns)
-        table.add_row(name.replace("\n", " "), *map(_percent, means))
+        table.add_row(name.replace("\n", " "), *numbers(found.all_steps[source]))
     table.add_row("at random", *map(_percent, (*found.random_cell, found.random_object)))
     return table
 
@@ -213,6 +258,10 @@ def _table(title: str, first: str, *numbers: str) -> Table:
 
 def _with_interval(found: Proportion) -> str:
     return f"{found.percent(1)}% ({found.percent_interval(1)})" if found.total else "–"
+
+
+def _fraction(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.2f}"
 
 
 def _percent(value: float) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ from macnet.data.question_arrays import UNKNOWN
 from macnet.data.vocab import PAD, Vocabulary
 from macnet.errors import InputError, not_finite_error
 from macnet.evaluation.predict import BATCH_IMAGES, BATCH_IMAGES_CPU
+from macnet.explain.reply import IDLE
 from macnet.models.encoders import PixelEncoder
 from macnet.models.mac import StepTrace
 from macnet.progress import progress
@@ -84,11 +85,12 @@ class GroundTruth:
         return replace(self, cells=around.flatten(2).numpy())
 
 
-class AttentionRecord(NamedTuple):
+@dataclass(frozen=True)
+class AttentionRecord:
     """What a network of p steps attended to, and its answers."""
 
     peaks: np.ndarray
-    """(Q, p): the cell that a step attends to most."""
+    """(Q, p): the cell that a step attends to most; -1 if the step is idle, in `weighted`."""
     attention: np.ndarray
     """(Q, p, 10): the attention of a step to the cells of each object."""
     positions: np.ndarray
@@ -96,8 +98,46 @@ class AttentionRecord(NamedTuple):
 
     NaN if the network does not attend to words.
     """
+    changes: np.ndarray
+    """(Q, p): how far a step moved the memory, from 0 to 1; 1 if there is no gate."""
     answers: np.ndarray
     """(Q,): ids of the predicted answers."""
+    has_gate: bool
+    """Whether the network has a memory gate, which may throw away what a step did."""
+
+    @property
+    def active(self) -> np.ndarray:
+        """(Q, p) bool: which steps count, which all do unless the record is `weighted`."""
+        return self.peaks >= 0
+
+    def weighted(self) -> AttentionRecord:
+        """The reading in which a step counts for what it changed.
+
+        Attention to objects is multiplied by the step's change. A step that is idle points at
+        nothing and reads nothing.
+        """
+        idle = self.changes < IDLE
+        return replace(
+            self,
+            peaks=np.where(idle, -1, self.peaks),
+            attention=self.attention * self.changes[..., None],
+            positions=np.where(idle, np.nan, self.positions),
+        )
+
+    def select(self, questions: np.ndarray) -> AttentionRecord:
+        """The record of some of the questions, by their indices or by a mask."""
+        return replace(self, **{name: v[questions] for name, v in self._columns().items()})
+
+    @staticmethod
+    def concatenate(records: Sequence[AttentionRecord]) -> AttentionRecord:
+        """The record of the questions of several records of one network."""
+        parts, joined = [record._columns() for record in records], records[0]._columns()
+        for name in joined:
+            joined[name] = np.concatenate([part[name] for part in parts])
+        return replace(records[0], **joined)
+
+    def _columns(self) -> dict[str, Any]:
+        return {name: v for name, v in vars(self).items() if isinstance(v, np.ndarray)}
 
 
 Tracer: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, list[StepTrace]]]
@@ -154,7 +194,7 @@ def collect_attention(
             tokens, real = pad_block(block, encoder)
             for parts, trace in zip(found, tracers, strict=True):
                 padded = trace_attention(trace, block.images, tokens, cells, name)
-                parts.append(AttentionRecord(*(column[real] for column in padded)))
+                parts.append(padded.select(real))
             shown.append(cells.cpu())
             for scene, of_scene in zip(array_to_scenes(block.scenes), block.questions, strict=True):
                 facts = SceneIndex(scene)
@@ -176,8 +216,7 @@ def collect_attention(
         groups=np.array(groups),
         answers=np.array(answers),
     )
-    records = [AttentionRecord(*map(np.concatenate, zip(*parts, strict=True))) for parts in found]
-    return truth, records
+    return truth, [AttentionRecord.concatenate(parts) for parts in found]
 
 
 @torch.inference_mode()
@@ -198,8 +237,15 @@ def trace_attention(
         positions = (torch.stack(words, 1).float() @ index.float()) / (length - 1)  # (B, p)
     else:
         positions = torch.full(attention.shape[:2], torch.nan)
-    found = attention.argmax(2), on_objects.flatten(0, 1), positions, logits.argmax(1)
-    return AttentionRecord(*(column.cpu().numpy() for column in found))
+    changes = [step.change for step in steps if step.change is not None]
+    return AttentionRecord(
+        peaks=attention.argmax(2).cpu().numpy(),
+        attention=on_objects.flatten(0, 1).cpu().numpy(),
+        positions=positions.cpu().numpy(),
+        changes=(torch.stack(changes, 1) if changes else torch.ones(positions.shape)).cpu().numpy(),
+        answers=logits.argmax(1).cpu().numpy(),
+        has_gate=bool(changes),
+    )
 
 
 def nearest_cells(height: int, width: int) -> Tensor:

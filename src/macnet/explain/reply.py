@@ -11,6 +11,9 @@ import numpy as np
 
 from macnet.data.unknown_words import UnknownWord
 
+IDLE = 0.1
+"""A step that moves the memory less than this share of the way is idle: the gate skips it."""
+
 
 @dataclass(frozen=True)
 class Reply:
