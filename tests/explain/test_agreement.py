@@ -139,6 +139,8 @@ def test_one_who_points_at_all_that_is_visited_and_at_nothing_else() -> None:
     assert math.isclose(found.random_object, referenced.sum() / (5 * len(referenced)))
     for order in (found.order[NETWORK], found.order_by_attention[NETWORK]):
         assert found.hops == len(truth.hops) == order.total == order.correct
+    both = found.both_pointed_at[NETWORK]
+    assert (both.correct, both.total) == (found.hops, found.hops)
     assert found.by_answer["wrong"].hits[NETWORK].total == 0
     assert found.answers.value == 1
     assert [found.groups[name].hits[NETWORK].total > 0 for name in COLUMNS] == [True] * 2 + [
@@ -197,6 +199,29 @@ def test_one_who_looks_at_random() -> None:
         for aim in found.steps[source]:
             assert np.allclose(aim, found.random_cell, atol=5 * math.sqrt(0.25 / 2000))
     assert math.isclose(sum(found.random_cell), 1)
+
+
+def test_both_ends_of_a_hop_are_pointed_at_or_not() -> None:
+    truth = made_up()
+    peaks = pointing_in_order(truth)
+    ground = truth.cells.any(1).argmin(1)[truth.images]
+    peaks[:, 1] = ground  # where three objects follow one another, the second is left out
+    found = agreement(truth, peaks)
+    assert (found.both_pointed_at[NETWORK].correct, found.order[NETWORK].total) == (0, 0)
+    assert found.both_pointed_at[NETWORK].total == found.hops
+    # Of a hop that starts to be pointed at with both ends at once there is no order.
+    everywhere = replace(truth, cells=np.repeat(truth.cells.any(1, keepdims=True), 10, 1))
+    found = agreement(everywhere, pointing_in_order(truth))
+    assert found.both_pointed_at[NETWORK].correct == found.hops
+    assert found.order[NETWORK].total == 0
+
+
+def test_a_world_without_hops_tells_no_order() -> None:
+    truth = made_up()
+    truth = replace(truth, hops=truth.hops[:0])
+    found = agreement(truth, at_random(truth))
+    assert found.both_pointed_at[NETWORK].total == 0
+    assert not any("leading" in line for line in shown(found, 80))
 
 
 def test_one_who_looks_at_random_objects() -> None:
@@ -412,6 +437,7 @@ def test_all_is_shown(width: int) -> None:
     assert not any(re.match(" (Query|Numbers|if wrong)", line) for line in lines)
     steps = [line.split() for line in lines if re.match(r" +\d ", line)]
     assert steps == [[str(i + 1), "100.0", "0.0", "0.0", "100.0", "0.00"] for i in range(STEPS)]
+    assert any("Steps point at both in 100.0% (" in line for line in lines)
     assert any("it is the leading one in 100.0% (" in line for line in lines)
 
 

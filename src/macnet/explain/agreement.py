@@ -114,6 +114,8 @@ class Agreement:
     """The share of objects that are referenced: how often a random object would be."""
     hops: int
     """The number of pairs of unique objects of which the first leads to the second."""
+    both_pointed_at: Mapping[str, Proportion]
+    """Hops with both ends pointed at, of all hops, by source."""
     order: Mapping[str, Proportion]
     """Hops with both ends pointed at of which the first is pointed at first, by source."""
     order_by_attention: Mapping[str, Proportion]
@@ -198,6 +200,7 @@ def measure(truth: GroundTruth, network: AttentionRecord, random: AttentionRecor
         all_steps={name: found[-1] for name, found in summaries.items()},
         random_object=_mean((referenced.sum(1) / truth.exists.sum(1)[truth.images])[some]),
         hops=len(truth.hops),
+        both_pointed_at={name: _both(found, truth.hops) for name, found in hits.items()},
         order={name: _in_order(_first(found), truth.hops) for name, found in hits.items()},
         order_by_attention={
             name: _in_order(record.attention.argmax(1), truth.hops)
@@ -291,6 +294,12 @@ def _random_targets(truth: GroundTruth, referenced: np.ndarray) -> PeakTargets:
 def _first(hits: np.ndarray) -> np.ndarray:
     """(Q, 10): the first step that points at an object; NaN where none does."""
     return np.where(hits.any(1), hits.argmax(1), np.nan)
+
+
+def _both(hits: np.ndarray, hops: np.ndarray) -> Proportion:
+    """Hops of which both objects are pointed at; hits are (Q, p, 10)."""
+    pointed_at, (question, leading, led) = hits.max(1), hops.T
+    return _proportion(pointed_at[question, leading] & pointed_at[question, led])
 
 
 def _in_order(steps: np.ndarray, hops: np.ndarray) -> Proportion:

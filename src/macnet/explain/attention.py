@@ -232,15 +232,19 @@ def _by_step(found: Agreement, with_changes: bool) -> Table:
 
 def _order(found: Agreement) -> list[str]:
     order, by_attention, backwards = found.order, found.order_by_attention, found.reads_backwards
-    own, other, untrained = (_with_interval(order[source]) for source in SOURCES)
-    sentences = [
-        f"{found.hops:,} objects lead a program to another one. Where steps point at both, at one "
-        f"of them first ({order[NETWORK].total:,} times), it is the leading one in {own}; for "
-        f"another question in {other}, with random weights in {untrained}, by chance in 50%. The "
-        "step that attends most to the leading one comes first in "
-        f"{_with_interval(by_attention[NETWORK])}; with random weights in "
-        f"{by_attention[UNTRAINED].percent(1)}%."
-    ]
+    sentences = []
+    if found.hops:
+        own, other, untrained = (_with_interval(order[source]) for source in SOURCES)
+        both, *of_others = (_with_interval(found.both_pointed_at[source]) for source in SOURCES)
+        sentences.append(
+            f"{found.hops:,} times, an object leads a program to another one. Steps point at both "
+            f"in {both}; for another question in {of_others[0]}, with random weights in "
+            f"{of_others[1]}. Where they do, at one of them first ({order[NETWORK].total:,} "
+            f"times), it is the leading one in {own}; for another question in {other}, with random "
+            f"weights in {untrained}, by chance in 50%. The step that attends most to the leading "
+            f"one comes first in {_with_interval(by_attention[NETWORK])}; with random weights in "
+            f"{by_attention[UNTRAINED].percent(1)}%."
+        )
     if backwards[NETWORK].total:
         sentences.append(
             f"Of {backwards[NETWORK].total:,} questions, {_with_interval(backwards[NETWORK])} are "
