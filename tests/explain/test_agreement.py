@@ -92,6 +92,8 @@ def watched(
         peaks=peaks,
         attention=truth.cells[truth.images[:, None], :, peaks].astype(float),
         positions=np.zeros(peaks.shape) if positions is None else positions,
+        image_divergence=np.full((*peaks.shape, peaks.shape[1]), 0.25),
+        word_divergence=np.full((*peaks.shape, peaks.shape[1]), 0.5),
         changes=np.ones(peaks.shape) if changes is None else changes,
         answers=truth.answers,
         has_gate=changes is not None,
@@ -396,6 +398,24 @@ def test_a_step_counts_for_what_it_changed() -> None:
     assert record["steps"][NETWORK][2] == {"referenced": None, "other": None, "ground": None}
 
 
+def test_attention_travels_from_each_active_step_to_the_next() -> None:
+    truth, rng = made_up(4, 1), np.random.default_rng(0)
+    pairs = rng.random((4, STEPS, STEPS))
+    changes = np.ones((4, STEPS))
+    changes[0, :2], changes[1, 1:5], changes[2, 1:], changes[3] = 0, 0, 0, 0
+    own = replace(
+        watched(truth, at_random(truth), changes=changes),
+        image_divergence=pairs + pairs.swapaxes(1, 2),
+        word_divergence=pairs * pairs.swapaxes(1, 2),
+    )
+    found, random = measure(truth, own.weighted(), own), own.image_divergence.diagonal(1, 1, 2)
+    image, words = own.image_divergence, own.word_divergence
+    way = [*((0, i, i + 1) for i in range(2, STEPS - 1)), (1, 0, 5)]  # two have a step at most
+    assert math.isclose(found.image_travel[NETWORK], sum(image[step] for step in way) / 4)
+    assert math.isclose(found.word_travel[NETWORK], sum(words[step] for step in way) / 4)
+    assert math.isclose(found.image_travel[UNTRAINED], random.sum(1).mean())
+
+
 def test_all_steps_count_as_they_are_without_a_gate() -> None:
     truth = made_up()
     own, random = (watched(truth, at_random(truth, seed)) for seed in (3, 4))
@@ -439,6 +459,8 @@ def test_all_is_shown(width: int) -> None:
     assert steps == [[str(i + 1), "100.0", "0.0", "0.0", "100.0", "0.00"] for i in range(STEPS)]
     assert any("Steps point at both in 100.0% (" in line for line in lines)
     assert any("it is the leading one in 100.0% (" in line for line in lines)
+    travel = "the image travels 1.25 bits (with random weights 1.25) and to words 2.50 bits (with "
+    assert f"{travel}random weights 2.50)" in lines[-1]
 
 
 @pytest.mark.parametrize("width", [80, 120])

@@ -31,6 +31,7 @@ from macnet.explain.pointing import (
     collect_attention,
     nearest_cells,
     object_cells,
+    pairwise_divergence,
     trace_attention,
 )
 from macnet.models.encoders import PixelEncoder
@@ -216,6 +217,28 @@ def test_what_is_watched_is_what_the_network_does() -> None:
             assert step.words is not None
             mean = sum(cv * s for s, cv in enumerate(step.words[0].tolist())) / (len(words) - 1)
             assert math.isclose(found.positions[b, i], mean, abs_tol=1e-5)
+            for j, other in enumerate(steps):
+                assert other.words is not None
+                image = jensen_shannon(rv.tolist(), other.knowledge[0].tolist())
+                assert math.isclose(found.image_divergence[b, i, j], image, abs_tol=1e-5)
+                reading = jensen_shannon(step.words[0].tolist(), other.words[0].tolist())
+                assert math.isclose(found.word_divergence[b, i, j], reading, abs_tol=1e-5)
+
+
+def jensen_shannon(one: list[float], other: list[float]) -> float:
+    parts = [
+        a * math.log2(2 * a / (a + b))
+        for p in ((one, other), (other, one))
+        for a, b in zip(*p, strict=True)
+        if a
+    ]
+    return sum(parts) / 2
+
+
+def test_distributions_that_share_nothing_are_one_bit_apart() -> None:
+    attention = torch.tensor([[[0.5, 0.5, 0, 0], [0, 0, 0.1, 0.9], [0, 0, 0.1, 0.9]]])
+    far = pairwise_divergence(attention)[0]
+    assert torch.allclose(far, torch.tensor([[0.0, 1, 1], [1, 0, 0], [1, 0, 0]]), atol=1e-6)
 
 
 class Few:

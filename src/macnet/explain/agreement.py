@@ -127,6 +127,13 @@ class Agreement:
     """
     positions: Mapping[str, list[float]]
     """The mean position in the question that each step reads if active, from 0 to 1, by source."""
+    image_travel: Mapping[str, float]
+    """How far attention to the image travels from each active step to the next, by source.
+
+    Jensen-Shannon divergences in bits, summed over the steps of a question; the mean of questions.
+    """
+    word_travel: Mapping[str, float]
+    """The same of attention to words; NaN if the network does not attend to words."""
 
     def to_record(self) -> dict[str, Any]:
         """All numbers for JSON."""
@@ -172,7 +179,7 @@ def measure(truth: GroundTruth, network: AttentionRecord, random: AttentionRecor
             for name, (*steps, _) in summaries.items()
         }
 
-    reading = {NETWORK: network.positions, UNTRAINED: random.positions}
+    records = {NETWORK: network, UNTRAINED: random}  # other questions have the same means
     groups = dict.fromkeys(CLEVR.type_groups.values())
     return Agreement(
         images=len(truth.cells),
@@ -206,8 +213,10 @@ def measure(truth: GroundTruth, network: AttentionRecord, random: AttentionRecor
             name: _in_order(record.attention.argmax(1), truth.hops)
             for name, record in sources.items()
         },
-        reads_backwards={name: _backwards(positions) for name, positions in reading.items()},
-        positions={name: _means(positions) for name, positions in reading.items()},
+        reads_backwards={name: _backwards(r.positions) for name, r in records.items()},
+        positions={name: _means(r.positions) for name, r in records.items()},
+        image_travel={n: _travel(r.image_divergence, r.active) for n, r in records.items()},
+        word_travel={n: _travel(r.word_divergence, r.active) for n, r in records.items()},
     )
 
 
@@ -325,6 +334,18 @@ def _means(positions: np.ndarray) -> list[float]:
     """Of each step over the questions in which it reads; empty if none ever does."""
     reads = ~np.isnan(positions)
     return [_mean(p[r]) for p, r in zip(positions.T, reads.T, strict=True)] if reads.any() else []
+
+
+# --- how far -----------------------------------------------------------------------------------
+
+
+def _travel(divergence: np.ndarray, active: np.ndarray) -> float:
+    """The mean over questions of the divergence (Q, p, p) from each active step to the next."""
+    steps = np.arange(active.shape[1])
+    latest = np.maximum.accumulate(np.where(active, steps, -1), 1)  # (Q, p): active steps so far
+    before = np.pad(latest[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    moved = np.take_along_axis(divergence, before.clip(0)[..., None], 2)[..., 0]  # (Q, p)
+    return _mean((moved * (active & (before >= 0))).sum(1))
 
 
 # --- numbers ---------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ def _show_reading(found: Agreement, console: Console, *, with_changes: bool = Fa
     if not with_changes:
         console.print(_attention(found.objects))
     console.print(_by_step(found, with_changes))
-    for sentence in _order(found):
+    for sentence in (*_order(found), _travel(found)):
         console.print(Text(sentence), soft_wrap=True)
 
 
@@ -252,6 +252,17 @@ def _order(found: Agreement) -> list[str]:
             f"{backwards[UNTRAINED].percent(1)}%."
         )
     return sentences
+
+
+def _travel(found: Agreement) -> str:
+    def told(travel: Mapping[str, float]) -> str:
+        return f"{travel[NETWORK]:.2f} bits (with random weights {travel[UNTRAINED]:.2f})"
+
+    words = f" and to words {told(found.word_travel)}" if found.positions[NETWORK] else ""
+    return (
+        "In the course of a question, by Jensen-Shannon divergence from step to step, attention to "
+        f"the image travels {told(found.image_travel)}{words}."
+    )
 
 
 def _table(title: str, first: str, *numbers: str) -> Table:

@@ -12,6 +12,7 @@ points at both; chance is counted by the same rule.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -98,6 +99,10 @@ class AttentionRecord:
 
     NaN if the network does not attend to words.
     """
+    image_divergence: np.ndarray
+    """(Q, p, p): Jensen-Shannon divergence of the attention of two steps to the image, in bits."""
+    word_divergence: np.ndarray
+    """(Q, p, p): the same of words; NaN if the network does not attend to words."""
     changes: np.ndarray
     """(Q, p): how far a step moved the memory, from 0 to 1; 1 if there is no gate."""
     answers: np.ndarray
@@ -231,10 +236,13 @@ def trace_attention(
     each = len(questions) // len(images)
     on_objects = torch.einsum("ngpl,nol->ngpo", attention.unflatten(0, (-1, each)), cells.float())
     words = [step.words for step in steps if step.words is not None]
+    word_divergence = attention.new_full((*attention.shape[:2], len(steps)), torch.nan)
     if words:
+        by_word = torch.stack(words, 1).float()  # (B, p, S)
+        word_divergence = pairwise_divergence(by_word)
         length = (questions != PAD).sum(1).clamp(min=2)[:, None]
         index = torch.arange(questions.shape[1], device=questions.device)
-        positions = (torch.stack(words, 1).float() @ index.float()) / (length - 1)  # (B, p)
+        positions = (by_word @ index.float()) / (length - 1)  # (B, p)
     else:
         positions = torch.full(attention.shape[:2], torch.nan)
     changes = [step.change for step in steps if step.change is not None]
@@ -242,10 +250,24 @@ def trace_attention(
         peaks=attention.argmax(2).cpu().numpy(),
         attention=on_objects.flatten(0, 1).cpu().numpy(),
         positions=positions.cpu().numpy(),
+        image_divergence=pairwise_divergence(attention).cpu().numpy(),
+        word_divergence=word_divergence.cpu().numpy(),
         changes=(torch.stack(changes, 1) if changes else torch.ones(positions.shape)).cpu().numpy(),
         answers=logits.argmax(1).cpu().numpy(),
         has_gate=bool(changes),
     )
+
+
+def pairwise_divergence(attention: Tensor) -> Tensor:
+    """(B, p, p): Jensen-Shannon divergences, in bits, between p distributions (B, p, L)."""
+    entropy = torch.special.entr(attention).sum(-1)  # (B, p)
+    of_mixtures = [  # step by step, for p² mixtures at once would take much memory
+        torch.special.entr((attention[:, i, None] + attention) / 2).sum(-1)
+        for i in range(attention.shape[1])
+    ]
+    nats = torch.stack(of_mixtures, 1) - (entropy[:, :, None] + entropy[:, None]) / 2
+    bits: Tensor = (nats / math.log(2)).clamp(0, 1)  # rounding may lead out of it
+    return bits
 
 
 def nearest_cells(height: int, width: int) -> Tensor:
