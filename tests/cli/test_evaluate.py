@@ -365,6 +365,10 @@ def test_attention(
     assert numbers["weighted"]["answers"] == found["answers"]
     assert numbers["weighted"]["change"]["network"] == found["change"]["network"]
     assert all(0 < change < 1 for change in found["change"]["network"])
+    masked = numbers["masking"]["accuracy"]
+    assert len({share["total"] for share in masked.values()}) == 1
+    assert 0 < masked["nothing"]["total"] <= 20
+    assert any(line.startswith(" as many others ") for line in said)
     by_kind = [kind["pointed_at"]["network"]["total"] for kind in found["groups"].values()]
     assert sum(by_kind) == referenced["pointed_at"]["network"]["total"]
 

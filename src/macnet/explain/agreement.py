@@ -150,11 +150,7 @@ def measure(truth: GroundTruth, network: AttentionRecord, random: AttentionRecor
 
     def hits_of(truth: GroundTruth) -> dict[str, np.ndarray]:
         """(Q, p, 10) bool by source: which objects each step points at."""
-        at = truth.images[:, None]
-        return {
-            name: truth.cells[at, :, record.peaks] & record.active[..., None]
-            for name, record in sources.items()
-        }
+        return {name: r.hits(truth.cells, truth.images) for name, r in sources.items()}
 
     attention = {name: record.attention.max(1) for name, record in sources.items()}
     wide = truth.with_margin()

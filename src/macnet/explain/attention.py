@@ -31,6 +31,7 @@ from macnet.explain.agreement import (
     StepSummary,
     measure,
 )
+from macnet.explain.masking import PAINTED_OUT, Masking, MaskingTest
 from macnet.explain.pointing import collect_attention, trained_and_untrained
 from macnet.explain.reply import IDLE
 
@@ -50,6 +51,8 @@ class AttentionReport:
     """Agreement of the attention of all steps alike."""
     weighted: Agreement | None
     """The same in the reading in which a step counts for what it changed; None without a gate."""
+    masking: Masking
+    """Answers without the objects that active steps point at, and without others."""
     device: str
     seconds: float
 
@@ -62,12 +65,15 @@ class AttentionReport:
             "seconds": self.seconds,
             "attention": self.agreement.to_record(),
             "weighted": to_json(self.weighted),
+            "masking": self.masking.to_record(),
         }
 
     def show(self, console: Console | None = None) -> None:
         """Print the report as tables, by default to standard output."""
         row = self.network.system.label
+        console = console or terminal()
         show(self.agreement, self.weighted, row=row, what=self._name, console=console)
+        show_masking(self.masking, console)
 
     def __str__(self) -> str:
         return to_text(self.show)
@@ -109,7 +115,7 @@ def measure_attention(
                 f"the attention of {trained.path} is measured on {world_images:,} images of "
                 f"{split} of the generated world {world_seed}, on {device}"
             )
-        start = time.monotonic()
+        start, masking = time.monotonic(), MaskingTest(tracers[0])
         truth, records = collect_attention(
             tracers,
             trained.vocabulary,
@@ -119,6 +125,7 @@ def measure_attention(
             device=own,
             workers=workers,
             name=trained.path,
+            on_batch=masking.add,
         )
         has_gate = records[0].has_gate
         return AttentionReport(
@@ -127,6 +134,7 @@ def measure_attention(
             split=split,
             agreement=measure(truth, *records),
             weighted=measure(truth, *(r.weighted() for r in records)) if has_gate else None,
+            masking=masking.result(),
             device=device,
             seconds=time.monotonic() - start,
         )
@@ -157,6 +165,26 @@ def show(
         title = f"Each step by how far it moves the memory; idle if less than {IDLE:.0%} of the way"
         console.print(Text(f"\n{title}", style="bold"), soft_wrap=True)
         _show_reading(weighted, console, with_changes=True)
+
+
+def show_masking(found: Masking, console: Console | None = None) -> None:
+    """Print how a network answers without some objects, if there were questions to ask."""
+    console = console or terminal()
+    whole, without, control = (found.accuracy[name] for name in PAINTED_OUT)
+    if not whole.total:
+        return
+    title = "\nIs it right because of the objects that it points at?"
+    table = _table(title, "painted out", "accuracy", "95%\ninterval", "pixels")
+    for name, share in found.accuracy.items():
+        area = _percent(found.area[name])
+        table.add_row(name, share.percent(1), share.percent_interval(1), area)
+    console.print(table)
+    sentence = (
+        f"Of {whole.total:,} questions, each about another image, {_with_interval(whole)} are "
+        f"answered correctly; {_with_interval(without)} if the objects that active steps point at "
+        f"are painted out, {_with_interval(control)} if as many others are."
+    )
+    console.print(Text(sentence), soft_wrap=True)
 
 
 def _show_reading(found: Agreement, console: Console, *, with_changes: bool = False) -> None:

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -115,6 +115,14 @@ class AttentionRecord:
         """(Q, p) bool: which steps count, which all do unless the record is `weighted`."""
         return self.peaks >= 0
 
+    def hits(self, cells: np.ndarray, images: np.ndarray) -> np.ndarray:
+        """(Q, p, 10) bool: which objects each step points at.
+
+        `cells` (N, 10, L) show objects, and `images` (Q,) are those of the questions.
+        """
+        found: np.ndarray = cells[images[:, None], :, self.peaks] & self.active[..., None]
+        return found
+
     def weighted(self) -> AttentionRecord:
         """The reading in which a step counts for what it changed.
 
@@ -149,6 +157,24 @@ Tracer: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, list[StepTrace]]]
 """Logits and reasoning steps for images and questions."""
 
 
+class TracedBatch(NamedTuple):
+    """Q questions about N images, and what a network attended to."""
+
+    first_image: int
+    """The index of the first image in the split."""
+    block: Block
+    """The images, and where their objects are."""
+    cells: Tensor
+    """(N, 10, L) bool: whether a cell shows a pixel of an object."""
+    images: np.ndarray
+    """(Q,): the image in this batch that each question is about."""
+    questions: Tensor
+    """(Q, S): tokens."""
+    answers: np.ndarray
+    """(Q,): ids of the correct answers."""
+    record: AttentionRecord
+
+
 def trained_and_untrained(trained: TrainedNetwork, device: torch.device) -> tuple[Tracer, Tracer]:
     """The network, and the same with random weights, which are the same each time."""
     own = trained.network()
@@ -175,11 +201,12 @@ def collect_attention(
     device: torch.device | str = "cpu",
     workers: int = 0,
     name: object = "the network",
+    on_batch: Callable[[TracedBatch], None] = lambda batch: None,
 ) -> tuple[GroundTruth, list[AttentionRecord]]:
     """Trace networks on the questions about the first images of a split.
 
-    Their grids of cells must be the same. Raises NotFiniteError, which names the network by
-    `name`, if logits are not finite.
+    Their grids of cells must be the same. `on_batch` is called with each batch of the first one.
+    Raises NotFiniteError, which names the network by `name`, if logits are not finite.
     """
     if images < 1:
         raise InputError(f"`world_images` is {images}; it must be at least 1")
@@ -200,6 +227,7 @@ def collect_attention(
             for parts, trace in zip(found, tracers, strict=True):
                 padded = trace_attention(trace, block.images, tokens, cells, name)
                 parts.append(padded.select(real))
+            first_image, first_question = len(counts), len(asked)
             shown.append(cells.cpu())
             for scene, of_scene in zip(array_to_scenes(block.scenes), block.questions, strict=True):
                 facts = SceneIndex(scene)
@@ -208,6 +236,18 @@ def collect_attention(
                     answer = vocabulary.answers.index(question.answer)
                     asked.append((len(counts), *objects, question_type(question.program), answer))
                 counts.append(len(scene.objects))
+            own = asked[first_question:]
+            on_batch(
+                TracedBatch(
+                    first_image=first_image,
+                    block=block,
+                    cells=cells,
+                    images=np.array([image for image, *_ in own], int) - first_image,
+                    questions=tokens[torch.from_numpy(real).to(tokens.device)],
+                    answers=np.array([answer for *_, answer in own]),
+                    record=found[0][-1],
+                )
+            )
             advance(len(block.images))
     of, unique, counted, hops, groups, answers = zip(*asked, strict=True)
     truth = GroundTruth(
