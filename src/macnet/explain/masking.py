@@ -6,7 +6,7 @@
 
 One question about each image is asked three times: as it is, without the objects that some active
 step points at, and without as many others. Objects are painted over in the color of the ground, up
-to their bounding box, so that no silhouette is left.
+to the bounding box around them, so that no silhouette is left.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import max_pool1d
 
 from macnet.clevr.scene import MAX_OBJECTS
 from macnet.evaluation.accuracy import Proportion, to_json
@@ -25,6 +26,7 @@ from macnet.explain.pointing import TracedBatch, Tracer
 
 PAINTED_OUT = NOTHING, POINTED_AT, OTHERS = "nothing", "objects pointed at", "as many others"
 SEED = 0  # of the choice of other objects
+MARGIN = 1  # pixels around an object, which its edge has tinged: they would tell its color
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,8 @@ def paint_out(images: Tensor, objects: Tensor, chosen: Tensor) -> tuple[Tensor, 
     """Images (N, H, W, 3) without some objects, and which pixels (N, H, W) were painted over.
 
     `objects` (N, H, W) has the object at each pixel, -1 for the ground; `chosen` is (N, 10). In the
-    bounding box of a chosen object, its pixels and those of the ground take on the mean color of
-    all the ground. Other objects remain.
+    bounding box of a chosen object, `MARGIN` included, its pixels and those of the ground take on
+    the mean color of all the ground. Other objects remain.
     """
     ground = objects == -1
     color = (images * ground[..., None]).sum((1, 2)) / ground.sum((1, 2)).clamp(min=1)[:, None]
@@ -107,5 +109,6 @@ def paint_out(images: Tensor, objects: Tensor, chosen: Tensor) -> tuple[Tensor, 
 
 
 def _span(on: Tensor) -> Tensor:
-    """(…, n) bool: from the first place that is on to the last."""
+    """(N, 10, n) bool: from the first place that is on to the last, and `MARGIN` on both sides."""
+    on = max_pool1d(on.float(), 2 * MARGIN + 1, stride=1, padding=MARGIN) > 0
     return (on.cumsum(-1) > 0) & (on.flip(-1).cumsum(-1).flip(-1) > 0)
