@@ -28,6 +28,7 @@ from macnet.explain.agreement import NETWORK, OTHER_QUESTION, UNTRAINED, measure
 from macnet.explain.pointing import (
     AttentionRecord,
     GroundTruth,
+    TracedBatch,
     collect_attention,
     nearest_cells,
     object_cells,
@@ -269,12 +270,12 @@ def stream() -> Few:
 
 
 def observed(
-    stream: Few, monkeypatch: pytest.MonkeyPatch, few: int, *networks: MACNetwork
+    stream: Few, monkeypatch: pytest.MonkeyPatch, few: int, *networks: MACNetwork, **options: Any
 ) -> tuple[GroundTruth, list[AttentionRecord]]:
     monkeypatch.setattr(pointing, "Stream", lambda *_, **__: stream)
     monkeypatch.setattr(pointing, "BATCH_IMAGES_CPU", few)
     return collect_attention(
-        [n.trace for n in networks], WORDS, World(3, width=32, height=24), images=9
+        [n.trace for n in networks], WORDS, World(3, width=32, height=24), images=9, **options
     )
 
 
@@ -316,6 +317,29 @@ def test_how_many_at_once_does_not_matter(stream: Few, monkeypatch: pytest.Monke
         assert np.array_equal(column, getattr(again, name)), name
     for name, column in vars(own).items():
         assert np.allclose(column, getattr(same, name), atol=1e-5), name
+
+
+def test_images_that_nothing_is_asked_about(stream: Few, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an easier world; here those of the first two batches."""
+    truth, (own,) = observed(stream, monkeypatch, 2, network())
+    block = stream.block
+    few = Few(block._replace(questions=[[] if i < 4 else q for i, q in enumerate(block.questions)]))
+    seen: list[TracedBatch] = []
+    fewer, (rest,) = observed(few, monkeypatch, 2, network(), on_batch=seen.append)
+    left = truth.images >= 4
+    assert np.array_equal(fewer.images, truth.images[left])
+    assert np.array_equal(fewer.cells, truth.cells)
+    assert np.array_equal(rest.peaks, own.peaks[left])
+    assert [batch.first_image for batch in seen] == [4, 6, 8]
+    images = np.concatenate([batch.first_image + batch.images for batch in seen])
+    assert np.array_equal(images, fewer.images)
+    assert np.array_equal(np.concatenate([batch.answers for batch in seen]), fewer.answers)
+    questions = [question for asked in block.questions[4:] for question in asked]
+    for question, tokens in zip(questions, (t for b in seen for t in b.questions), strict=True):
+        assert tokens[tokens != 0].tolist() == WORDS.encode(question.text)
+    none = Few(block._replace(questions=[[] for _ in block.questions]))
+    with pytest.raises(InputError, match="no question of the chosen families fits any of the 9 "):
+        observed(none, monkeypatch, 2, network())
 
 
 def test_nothing_to_watch() -> None:

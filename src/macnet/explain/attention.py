@@ -18,7 +18,9 @@ from rich.text import Text
 
 from macnet import devices
 from macnet.checkpoint import RunLike, TrainedNetwork, load_trained
-from macnet.clevr.world import World
+from macnet.clevr.scene import MAX_OBJECTS, MIN_OBJECTS
+from macnet.clevr.world import World, check_families, check_num_objects
+from macnet.data.sources import GeneratedDataset
 from macnet.distributed import is_rank_zero, process_group
 from macnet.evaluation.accuracy import Proportion, to_json
 from macnet.evaluation.report import new_table, terminal, to_text
@@ -80,7 +82,7 @@ class AttentionReport:
 
     @property
     def _name(self) -> str:
-        return f"{self.split} of the generated world {self.world.seed}"
+        return f"{self.split} of the generated {self.world}"
 
 
 def measure_attention(
@@ -89,6 +91,8 @@ def measure_attention(
     split: str = "val",
     world_images: int = 500,
     world_seed: int = 1,
+    world_num_objects: tuple[int, int] = (MIN_OBJECTS, MAX_OBJECTS),
+    world_families: tuple[str, ...] = (),
     device: str = "auto",
     workers: int | None = None,
     log: Callable[[str], None] = lambda line: None,
@@ -100,21 +104,28 @@ def measure_attention(
         split: The split of the generated world.
         world_images: The number of generated images.
         world_seed: The seed of the generated world.
+        world_num_objects: The smallest and the largest number of objects in a generated scene.
+        world_families: Generate questions of these groups of families only, such as zero_hop and
+            one_hop. Only words of these must be in the network's vocabulary.
         device: auto, cpu, cuda or cuda:N.
         workers: The number of processes that generate the world; by default one per core.
         log: Called with a line that says what is measured, before the work begins.
     """
+    source = GeneratedDataset(
+        world_seed,
+        split,
+        world_images,
+        check_num_objects(world_num_objects, "world_num_objects"),
+        check_families(world_families, "world_families"),
+    )
     device, workers = devices.choose_device(device), devices.choose_share_of_workers(workers)
     with process_group(device) as own:  # it takes so little that it is not shared out
         trained = load_trained(run)
         spec = trained.data_spec
         tracers = trained_and_untrained(trained, own)
-        world = World(world_seed, width=spec.width, height=spec.height)
+        world = source.world((spec.width, spec.height))
         if is_rank_zero():
-            log(
-                f"the attention of {trained.path} is measured on {world_images:,} images of "
-                f"{split} of the generated world {world_seed}, on {device}"
-            )
+            log(f"the attention of {trained.path} is measured on {source}, on {device}")
         start, masking = time.monotonic(), MaskingTest(tracers[0])
         truth, records = collect_attention(
             tracers,
@@ -173,7 +184,7 @@ def show_masking(found: Masking, console: Console | None = None) -> None:
     whole, without, control = (found.accuracy[name] for name in PAINTED_OUT)
     if not whole.total:
         return
-    title = "\nIs it right because of the objects that it points at?"
+    title = "\nAnswers without some objects, %"
     table = _table(title, "painted out", "accuracy", "95%\ninterval", "pixels")
     for name, share in found.accuracy.items():
         area = _percent(found.area[name])

@@ -223,10 +223,6 @@ def collect_attention(
     ):
         for block in split_blocks(stream, images):
             cells = object_cells(block.objects, nearest)
-            tokens, real = pad_block(block, encoder)
-            for parts, trace in zip(found, tracers, strict=True):
-                padded = trace_attention(trace, block.images, tokens, cells, name)
-                parts.append(padded.select(real))
             first_image, first_question = len(counts), len(asked)
             shown.append(cells.cpu())
             for scene, of_scene in zip(array_to_scenes(block.scenes), block.questions, strict=True):
@@ -236,19 +232,27 @@ def collect_attention(
                     answer = vocabulary.answers.index(question.answer)
                     asked.append((len(counts), *objects, question_type(question.program), answer))
                 counts.append(len(scene.objects))
-            own = asked[first_question:]
-            on_batch(
-                TracedBatch(
+            if own := asked[first_question:]:  # in an easier world, nothing may fit a few scenes
+                tokens, real = pad_block(block, encoder)
+                for parts, trace in zip(found, tracers, strict=True):
+                    padded = trace_attention(trace, block.images, tokens, cells, name)
+                    parts.append(padded.select(real))
+                batch = TracedBatch(
                     first_image=first_image,
                     block=block,
                     cells=cells,
-                    images=np.array([image for image, *_ in own], int) - first_image,
+                    images=np.array([image for image, *_ in own]) - first_image,
                     questions=tokens[torch.from_numpy(real).to(tokens.device)],
                     answers=np.array([answer for *_, answer in own]),
                     record=found[0][-1],
                 )
-            )
+                on_batch(batch)
             advance(len(block.images))
+    if not asked:
+        raise InputError(
+            f"no question of the chosen families fits any of the {images:,} images; choose "
+            "others, or more objects"
+        )
     of, unique, counted, hops, groups, answers = zip(*asked, strict=True)
     truth = GroundTruth(
         images=np.array(of),
