@@ -14,6 +14,7 @@ import pytest
 
 from macnet import checkpoint
 from macnet.checkpoint import BEST, load_trained, read_checkpoint, write_checkpoint
+from macnet.clevr.families import families_of
 from macnet.clevr.generate import generate_world
 from macnet.clevr.world import World
 from macnet.cli import main
@@ -34,6 +35,7 @@ from small_data import (
     write_humans,
     write_questions,
 )
+from tiny_networks import write_network
 
 SHOWN = ("accuracy", "95% interval", "questions")
 pytestmark = pytest.mark.usefixtures("small_blocks")
@@ -260,6 +262,10 @@ def test_bfloat16(small: Path, here: Path) -> None:
         ("{}/run {}/data --world-seed 3", "--world-seed is given, but {}/data is what to evalua"),
         ("{}/run --device tpu", "--device is 'tpu'"),
         ("{}/run --workers 0", "--workers is 0; it must be at least 1"),
+        (
+            "{}/run --world-images 3 --world-families zero_hop",
+            "--world-families is given, but only --attention has a use for it",
+        ),
     ],
 )
 def test_what_cannot_be(
@@ -361,8 +367,40 @@ def test_attention(
         )
         assert len(found["steps"][source]) == 3
         assert all(abs(sum(aim.values()) - 1) < 1e-9 for aim in found["steps"][source])
+    # It has a gate, so that there is a second reading.
+    assert numbers["weighted"]["answers"] == found["answers"]
+    assert numbers["weighted"]["change"]["network"] == found["change"]["network"]
+    assert all(0 < change < 1 for change in found["change"]["network"])
+    masked = numbers["masking"]["accuracy"]
+    assert len({share["total"] for share in masked.values()}) == 1
+    assert 0 < masked["nothing"]["total"] <= 20
+    assert any(line.startswith(" as many others ") for line in said)
     by_kind = [kind["pointed_at"]["network"]["total"] for kind in found["groups"].values()]
     assert sum(by_kind) == referenced["pointed_at"]["network"]["total"]
+
+
+def test_attention_in_an_easier_world(
+    looking: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a network that knows no words but those of its world."""
+    monkeypatch.setattr("macnet.devices.choose_share_of_workers", lambda _: 0)
+    words = Vocabulary.build(world_texts(families_of(["zero_hop"])))
+    run = write_network(here / "run", vocabulary=words)
+    easier = ("--attention", "--world-images", "20", "--world-num-objects", "1", "2")
+    assert sentence(capsys, "evaluate", run, *easier).startswith("the vocabulary lacks 30 words of")
+    given = (*easier, "--world-families", "zero_hop", "--json", "n.json", "--device", "cpu")
+    assert main(["evaluate", str(run), *given]) == 0
+    world = "val of the generated world 1 of 1 to 2 objects with questions of zero_hop"
+    captured = capsys.readouterr()
+    assert f"questions about the first 20 images of {world}, on cpu" in captured.err
+    assert captured.out.splitlines()[1].startswith(f"What MAC attends to on {world}: ")
+    assert "leads a program" not in captured.out
+    numbers = json.loads((here / "n.json").read_bytes())
+    assert numbers["data"]["questions"] == world
+    assert numbers["data"]["world"]["num_objects"] == [1, 2]
+    groups = numbers["attention"]["groups"]
+    asked = {k: group["pointed_at"]["network"]["total"] for k, group in groups.items()}
+    assert asked["Compare Numbers"] == asked["Compare Attribute"] == 0 < asked["Count"]
 
 
 # --- what is hidden --------------------------------------------------------------------------
@@ -428,6 +466,8 @@ def test_the_network_that_comes_with_macnet(
             "take a network that was trained on images",
         ),
         ("{}/run", "--size is 16x16; it must be at least 24x16"),
+        ("{}/run --world-num-objects 3 1", "--world-num-objects is 3 1; it must be the smallest"),
+        ("{}/run --world-families x", "--world-families has 'x'; known are compare_integer, "),
         ("{}/run --predictions p", "--predictions is given, but --attention has no use for it"),
         ("{}/run --precision float32", "--precision is given, but --attention has no use for it"),
         ("{}/run --images x", "--images is given, but --attention is measured in the generated wo"),

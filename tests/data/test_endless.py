@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from macnet.clevr.families import GROUPS, families_of
 from macnet.clevr.program import SceneIndex, to_prefix
 from macnet.clevr.questions import TemplateInstance
 from macnet.clevr.references import referenced_objects
@@ -224,6 +225,27 @@ def test_a_vocabulary_that_lacks_words_is_refused() -> None:
     few = Vocabulary.build(["What is it?"])
     with pytest.raises(InputError, match="lacks 78 words of the generated world, first ';'"):
         EndlessBatches(WORLD, few, images=1)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_an_easier_world_needs_the_words_of_its_questions_alone(
+    group: str, blocks: list[Block]
+) -> None:
+    families = families_of([group])
+    easier = replace(WORLD, families=(group,), questions_per_image=len(families))
+    known = Vocabulary.build(world_texts(families))
+    encoder = BlockEncoder.for_world(easier, known)
+    scenes = array_to_scenes(blocks[0].scenes)
+    asked = generate_questions(easier, "train", 0, scenes)
+    tokens = {token for few in asked for q in few for token in known.encode(q.text)}
+    assert tokens == {*range(len(SPECIALS), len(known))}  # no unknown word, and none in vain
+    # Tables have the shape of those of the whole world.
+    whole = BlockEncoder.for_world(WORLD, VOCABULARY)
+    assert (encoder.words, encoder.steps) == (whole.words, whole.steps)
+    one_less = replace(known, words=known.words[:-1])
+    for world, vocabulary in ((WORLD, known), (easier, one_less)):
+        with pytest.raises(InputError, match="the vocabulary lacks"):
+            BlockEncoder.for_world(world, vocabulary)
 
 
 def test_an_image_with_too_few_questions_is_filled_up(blocks: list[Block]) -> None:

@@ -27,6 +27,7 @@ from macnet.explain.agreement import (
 )
 from macnet.explain.attention import show
 from macnet.explain.pointing import AttentionRecord, GroundTruth
+from macnet.explain.reply import IDLE
 from macnet.paper import COLUMNS
 
 # --- chance ----------------------------------------------------------------------------------
@@ -81,13 +82,22 @@ def made_up(pictures: int = 40, each: int = 5, seed: int = 0) -> GroundTruth:
 
 
 def watched(
-    truth: GroundTruth, peaks: np.ndarray, positions: np.ndarray | None = None
+    truth: GroundTruth,
+    peaks: np.ndarray,
+    positions: np.ndarray | None = None,
+    changes: np.ndarray | None = None,
 ) -> AttentionRecord:
-    """Whoever attends to nothing but the peak of each step."""
-    on = truth.cells[truth.images[:, None], :, peaks].astype(float)
-    if positions is None:
-        positions = np.zeros(peaks.shape)
-    return AttentionRecord(peaks, on, positions, truth.answers)
+    """Whoever attends to nothing but the peak of each step; with a gate, if there are changes."""
+    return AttentionRecord(
+        peaks=peaks,
+        attention=truth.cells[truth.images[:, None], :, peaks].astype(float),
+        positions=np.zeros(peaks.shape) if positions is None else positions,
+        image_divergence=np.full((*peaks.shape, peaks.shape[1]), 0.25),
+        word_divergence=np.full((*peaks.shape, peaks.shape[1]), 0.5),
+        changes=np.ones(peaks.shape) if changes is None else changes,
+        answers=truth.answers,
+        has_gate=changes is not None,
+    )
 
 
 def at_random(truth: GroundTruth, seed: int = 1, places: int = PLACES) -> np.ndarray:
@@ -131,6 +141,8 @@ def test_one_who_points_at_all_that_is_visited_and_at_nothing_else() -> None:
     assert math.isclose(found.random_object, referenced.sum() / (5 * len(referenced)))
     for order in (found.order[NETWORK], found.order_by_attention[NETWORK]):
         assert found.hops == len(truth.hops) == order.total == order.correct
+    both = found.both_pointed_at[NETWORK]
+    assert (both.correct, both.total) == (found.hops, found.hops)
     assert found.by_answer["wrong"].hits[NETWORK].total == 0
     assert found.answers.value == 1
     assert [found.groups[name].hits[NETWORK].total > 0 for name in COLUMNS] == [True] * 2 + [
@@ -148,8 +160,8 @@ def test_one_who_rests_on_the_ground_may_favour_what_is_visited() -> None:
     peaks = np.repeat(ground[:, None], STEPS, 1)
     there = truth.exists[truth.images][:, None]
     attention = there * (1 + referenced) * rng.uniform(0.01, 0.02, (len(peaks), STEPS, MAX_OBJECTS))
-    own = watched(truth, peaks)._replace(attention=attention)
-    found = measure(truth, own, own._replace(attention=attention * (1 - referenced)))
+    own = replace(watched(truth, peaks), attention=attention)
+    found = measure(truth, own, replace(own, attention=attention * (1 - referenced)))
     assert found.steps[NETWORK] == [PeakTargets(0, 0, 1)] * STEPS
     assert found.top_object_referenced[NETWORK] == [1] * STEPS
     assert found.top_object_referenced[UNTRAINED] == [0] * STEPS
@@ -189,6 +201,29 @@ def test_one_who_looks_at_random() -> None:
         for aim in found.steps[source]:
             assert np.allclose(aim, found.random_cell, atol=5 * math.sqrt(0.25 / 2000))
     assert math.isclose(sum(found.random_cell), 1)
+
+
+def test_both_ends_of_a_hop_are_pointed_at_or_not() -> None:
+    truth = made_up()
+    peaks = pointing_in_order(truth)
+    ground = truth.cells.any(1).argmin(1)[truth.images]
+    peaks[:, 1] = ground  # where three objects follow one another, the second is left out
+    found = agreement(truth, peaks)
+    assert (found.both_pointed_at[NETWORK].correct, found.order[NETWORK].total) == (0, 0)
+    assert found.both_pointed_at[NETWORK].total == found.hops
+    # Of a hop that starts to be pointed at with both ends at once there is no order.
+    everywhere = replace(truth, cells=np.repeat(truth.cells.any(1, keepdims=True), 10, 1))
+    found = agreement(everywhere, pointing_in_order(truth))
+    assert found.both_pointed_at[NETWORK].correct == found.hops
+    assert found.order[NETWORK].total == 0
+
+
+def test_a_world_without_hops_tells_no_order() -> None:
+    truth = made_up()
+    truth = replace(truth, hops=truth.hops[:0])
+    found = agreement(truth, at_random(truth))
+    assert found.both_pointed_at[NETWORK].total == 0
+    assert not any("leading" in line for line in shown(found, 80))
 
 
 def test_one_who_looks_at_random_objects() -> None:
@@ -293,13 +328,118 @@ def test_backwards_is_more_falls_than_rises(positions: np.ndarray) -> None:
     assert np.allclose(found.positions[NETWORK], positions.mean(0))
 
 
+# --- steps that count for what they changed --------------------------------------------------
+
+
+def gated(truth: GroundTruth, seed: int = 0) -> AttentionRecord:
+    """Whoever attends here and there, and changes its memory now more and now less, or not."""
+    rng = np.random.default_rng(seed)
+    shape = len(truth.images), STEPS
+    changes = np.where(rng.random(shape) < 0.4, rng.random(shape), rng.random(shape) * IDLE)
+    changes[:, 2], changes[:, 4], changes[0], changes[1, 1:] = 0, IDLE, 0.99 * IDLE, 0
+    record = watched(truth, at_random(truth, seed), rng.random(shape), changes)
+    attention = rng.random(record.attention.shape) * truth.exists[truth.images][:, None]
+    return replace(record, attention=attention)
+
+
+def test_a_step_counts_for_what_it_changed() -> None:
+    truth, seed = made_up(30, 3), 5
+    own, random = gated(truth, seed), gated(truth, seed + 1)
+    found = measure(truth, own.weighted(), random.weighted())
+    referenced = truth.unique_objects | truth.counted_objects
+    active = own.changes >= 0.1
+    hit = np.zeros(referenced.shape, bool)
+    targets: list[list[tuple[bool, bool]]] = [[] for _ in range(STEPS)]
+    for q, step in itertools.product(range(len(hit)), range(STEPS)):
+        at = truth.cells[truth.images[q], :, own.peaks[q, step]]
+        if active[q, step]:
+            hit[q] |= at
+            targets[step].append((bool((at & referenced[q]).any()), bool(at.any())))
+    pointed = found.objects["referenced"]
+    assert pointed.hits[NETWORK].correct == hit[referenced].sum()
+    pairs = [(q, thing) for q, thing in np.argwhere(referenced)]
+    tries = active.sum(1)
+    areas = truth.cells.mean(2)[truth.images]
+    assert math.isclose(
+        pointed.random_cells, np.mean([1 - (1 - areas[q, t]) ** tries[q] for q, t in pairs])
+    )
+    assert math.isclose(pointed.random_objects, np.mean([1 - 0.8 ** tries[q] for q, _ in pairs]))
+    assert math.isclose(
+        pointed.attention[NETWORK],
+        np.mean([max(own.changes[q] * own.attention[q, :, t]) for q, t in pairs]),
+    )
+    for step, (aims, seen) in enumerate(zip(found.steps[NETWORK], targets, strict=True)):
+        assert math.isclose(found.idle[NETWORK][step], 1 - len(seen) / len(hit))
+        assert math.isclose(found.change[NETWORK][step], own.changes[:, step].mean())
+        if step == 2:  # always idle
+            assert all(map(math.isnan, aims))
+        else:
+            assert math.isclose(aims.referenced, np.mean([on for on, _ in seen]))
+            assert math.isclose(aims.ground, np.mean([not some for _, some in seen]))
+            tops = own.attention[active[:, step], step].argmax(1)
+            top = referenced[active[:, step]][np.arange(len(tops)), tops].mean()
+            assert math.isclose(found.top_object_referenced[NETWORK][step], top)
+            assert math.isclose(
+                found.positions[NETWORK][step], own.positions[active[:, step], step].mean()
+            )
+    every = found.all_steps[NETWORK]
+    assert math.isclose(every.targets.referenced, np.mean([on for s in targets for on, _ in s]))
+    assert math.isclose(every.idle, 1 - active.mean())
+    assert math.isclose(every.change, own.changes.mean())
+    backwards = []
+    for row, reads in zip(own.positions, active, strict=True):
+        if reads.sum() >= 2:
+            order = list(itertools.combinations(row[reads], 2))
+            backwards.append(sum(b < a for a, b in order) > sum(b > a for a, b in order))
+    assert len(backwards) < len(hit)
+    reads_backwards = found.reads_backwards[NETWORK]
+    assert (reads_backwards.correct, reads_backwards.total) == (sum(backwards), len(backwards))
+    record = json.loads(json.dumps(found.to_record(), allow_nan=False))
+    assert record["steps"][NETWORK][2] == {"referenced": None, "other": None, "ground": None}
+
+
+def test_attention_travels_from_each_active_step_to_the_next() -> None:
+    truth, rng = made_up(4, 1), np.random.default_rng(0)
+    pairs = rng.random((4, STEPS, STEPS))
+    changes = np.ones((4, STEPS))
+    changes[0, :2], changes[1, 1:5], changes[2, 1:], changes[3] = 0, 0, 0, 0
+    own = replace(
+        watched(truth, at_random(truth), changes=changes),
+        image_divergence=pairs + pairs.swapaxes(1, 2),
+        word_divergence=pairs * pairs.swapaxes(1, 2),
+    )
+    found, random = measure(truth, own.weighted(), own), own.image_divergence.diagonal(1, 1, 2)
+    image, words = own.image_divergence, own.word_divergence
+    way = [*((0, i, i + 1) for i in range(2, STEPS - 1)), (1, 0, 5)]  # two have a step at most
+    assert math.isclose(found.image_travel[NETWORK], sum(image[step] for step in way) / 4)
+    assert math.isclose(found.word_travel[NETWORK], sum(words[step] for step in way) / 4)
+    assert math.isclose(found.image_travel[UNTRAINED], random.sum(1).mean())
+
+
+def test_all_steps_count_as_they_are_without_a_gate() -> None:
+    truth = made_up()
+    own, random = (watched(truth, at_random(truth, seed)) for seed in (3, 4))
+    plain = measure(truth, own, random)
+    assert plain == measure(truth, own.weighted(), random.weighted())
+    assert plain.idle[NETWORK] == [0] * STEPS
+    assert plain.change[NETWORK] == [1] * STEPS
+
+
+def test_the_plain_reading_does_not_depend_on_changes() -> None:
+    truth = made_up()
+    own = gated(truth)
+    plain = replace(own, changes=np.ones(own.changes.shape))
+    found, same = (measure(truth, record, own) for record in (own, plain))
+    assert replace(found, change={}, all_steps={}) == replace(same, change={}, all_steps={})
+
+
 # --- for people ------------------------------------------------------------------------------
 
 
-def shown(found: Agreement, width: int) -> list[str]:
+def shown(found: Agreement, width: int, weighted: Agreement | None = None) -> list[str]:
     file = io.StringIO()
     console = Console(file=file, width=width, color_system=None)
-    show(found, row="MAC", what="[val]", console=console)
+    show(found, weighted, row="MAC", what="[val]", console=console)
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
@@ -317,7 +457,30 @@ def test_all_is_shown(width: int) -> None:
     assert not any(re.match(" (Query|Numbers|if wrong)", line) for line in lines)
     steps = [line.split() for line in lines if re.match(r" +\d ", line)]
     assert steps == [[str(i + 1), "100.0", "0.0", "0.0", "100.0", "0.00"] for i in range(STEPS)]
+    assert any("Steps point at both in 100.0% (" in line for line in lines)
     assert any("it is the leading one in 100.0% (" in line for line in lines)
+    travel = "the image travels 1.25 bits (with random weights 1.25) and to words 2.50 bits (with "
+    assert f"{travel}random weights 2.50)" in lines[-1]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_both_readings_of_a_network_with_a_gate_are_shown(width: int) -> None:
+    truth = made_up(200)
+    own, random = gated(truth), gated(truth, 1)
+    plain = measure(truth, own, random)
+    weighted = measure(truth, own.weighted(), random.weighted())
+    lines = shown(plain, width, weighted)
+    assert lines[: len(shown(plain, width))] == shown(plain, width)
+    added = lines[len(shown(plain, width)) :]
+    assert "idle if less than 10% of the way" in added[1]
+    assert "…" not in "".join(lines)
+    assert all(len(line) <= width for line in added if "─" in line or re.match(r" +\d ", line))
+    steps = [line.split() for line in added if re.match(r" +\d ", line)]
+    assert [len(row) for row in steps] == [8] * STEPS
+    assert steps[2] == ["3", "–", "–", "–", "–", "100.0", "0.0", "–"]
+    (every,) = (line.split() for line in added if line.startswith(" all "))
+    of_all = weighted.all_steps[NETWORK]
+    assert every[5:] == [f"{100 * of_all.idle:.1f}", f"{100 * of_all.change:.1f}"]
 
 
 def test_one_that_reads_no_words_is_shown() -> None:

@@ -25,7 +25,9 @@ from macnet.explain.agreement import NETWORK, OTHER_QUESTION, UNTRAINED, measure
 from macnet.explain.pointing import (
     AttentionRecord,
     GroundTruth,
+    TracedBatch,
     collect_attention,
+    pairwise_divergence,
     trace_attention,
 )
 from macnet.models.cells import object_cells
@@ -158,6 +160,8 @@ def test_what_is_watched_is_what_the_network_does() -> None:
         assert found.answers[b] == logits.argmax()
         for i, step in enumerate(steps):
             rv = step.knowledge[0]
+            assert step.change is not None
+            assert math.isclose(found.changes[b, i], step.change.item(), abs_tol=1e-5)
             assert found.peaks[b, i] == rv.argmax()
             for thing in range(MAX_OBJECTS):
                 on = rv[shows[b // 2, thing]].sum().item()
@@ -165,6 +169,28 @@ def test_what_is_watched_is_what_the_network_does() -> None:
             assert step.words is not None
             mean = sum(cv * s for s, cv in enumerate(step.words[0].tolist())) / (len(words) - 1)
             assert math.isclose(found.positions[b, i], mean, abs_tol=1e-5)
+            for j, other in enumerate(steps):
+                assert other.words is not None
+                image = jensen_shannon(rv.tolist(), other.knowledge[0].tolist())
+                assert math.isclose(found.image_divergence[b, i, j], image, abs_tol=1e-5)
+                reading = jensen_shannon(step.words[0].tolist(), other.words[0].tolist())
+                assert math.isclose(found.word_divergence[b, i, j], reading, abs_tol=1e-5)
+
+
+def jensen_shannon(one: list[float], other: list[float]) -> float:
+    parts = [
+        a * math.log2(2 * a / (a + b))
+        for p in ((one, other), (other, one))
+        for a, b in zip(*p, strict=True)
+        if a
+    ]
+    return sum(parts) / 2
+
+
+def test_distributions_that_share_nothing_are_one_bit_apart() -> None:
+    attention = torch.tensor([[[0.5, 0.5, 0, 0], [0, 0, 0.1, 0.9], [0, 0, 0.1, 0.9]]])
+    far = pairwise_divergence(attention)[0]
+    assert torch.allclose(far, torch.tensor([[0.0, 1, 1], [1, 0, 0], [1, 0, 0]]), atol=1e-6)
 
 
 class Few:
@@ -195,12 +221,12 @@ def stream() -> Few:
 
 
 def observed(
-    stream: Few, monkeypatch: pytest.MonkeyPatch, few: int, *networks: MACNetwork
+    stream: Few, monkeypatch: pytest.MonkeyPatch, few: int, *networks: MACNetwork, **options: Any
 ) -> tuple[GroundTruth, list[AttentionRecord]]:
     monkeypatch.setattr(pointing, "Stream", lambda *_, **__: stream)
     monkeypatch.setattr(pointing, "BATCH_IMAGES_CPU", few)
     return collect_attention(
-        [n.trace for n in networks], WORDS, World(3, width=32, height=24), images=9
+        [n.trace for n in networks], WORDS, World(3, width=32, height=24), images=9, **options
     )
 
 
@@ -226,6 +252,8 @@ def test_a_world_is_watched(stream: Few, monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.images == 9
     assert (found.answers.total, found.reads_backwards[NETWORK].total) == (75, 75)
     assert found.reads_backwards[UNTRAINED].total == 0
+    assert (own.has_gate, wordless.has_gate) == (True, False)
+    assert (wordless.changes == 1).all()
     assert found.positions[UNTRAINED] == []
     assert found.objects["referenced"].hits[OTHER_QUESTION].total == (
         found.objects["referenced"].hits[NETWORK].total
@@ -238,7 +266,31 @@ def test_how_many_at_once_does_not_matter(stream: Few, monkeypatch: pytest.Monke
     again, (same,) = observed(stream, monkeypatch, 100, network())
     for name, column in vars(truth).items():
         assert np.array_equal(column, getattr(again, name)), name
-    assert all(np.allclose(a, b, atol=1e-5) for a, b in zip(own, same, strict=True))
+    for name, column in vars(own).items():
+        assert np.allclose(column, getattr(same, name), atol=1e-5), name
+
+
+def test_images_that_nothing_is_asked_about(stream: Few, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in an easier world; here those of the first two batches."""
+    truth, (own,) = observed(stream, monkeypatch, 2, network())
+    block = stream.block
+    few = Few(block._replace(questions=[[] if i < 4 else q for i, q in enumerate(block.questions)]))
+    seen: list[TracedBatch] = []
+    fewer, (rest,) = observed(few, monkeypatch, 2, network(), on_batch=seen.append)
+    left = truth.images >= 4
+    assert np.array_equal(fewer.images, truth.images[left])
+    assert np.array_equal(fewer.cells, truth.cells)
+    assert np.array_equal(rest.peaks, own.peaks[left])
+    assert [batch.first_image for batch in seen] == [4, 6, 8]
+    images = np.concatenate([batch.first_image + batch.images for batch in seen])
+    assert np.array_equal(images, fewer.images)
+    assert np.array_equal(np.concatenate([batch.answers for batch in seen]), fewer.answers)
+    questions = [question for asked in block.questions[4:] for question in asked]
+    for question, tokens in zip(questions, (t for b in seen for t in b.questions), strict=True):
+        assert tokens[tokens != 0].tolist() == WORDS.encode(question.text)
+    none = Few(block._replace(questions=[[] for _ in block.questions]))
+    with pytest.raises(InputError, match="no question of the chosen families fits any of the 9 "):
+        observed(none, monkeypatch, 2, network())
 
 
 def test_nothing_to_watch() -> None:

@@ -12,9 +12,11 @@ import tyro
 from macnet.cli.options import (
     PLAIN,
     Device,
+    Families,
     File,
     Folder,
     Number,
+    NumObjects,
     Somewhere,
     Workers,
     check_not_given,
@@ -40,12 +42,23 @@ class Questions:
     """The seed of the generated world."""
 
 
+@dataclass(frozen=True)
+class EasierWorld:
+    """With --attention: a world that is easier than CLEVR's."""
+
+    world_num_objects: NumObjects = (3, 10)
+    """Smallest and largest number of objects in a scene."""
+    world_families: Families = ()
+    """Only these groups of question families, such as zero_hop and one_hop."""
+
+
 def evaluate(
     run: Annotated[Path | None, tyro.conf.arg(metavar="[RUN]", help_behavior_hint="")] = None,
     data: Annotated[Path | None, tyro.conf.arg(metavar="[DATA]", help_behavior_hint="")] = None,
     /,
     *,
     questions: Annotated[Questions, *PLAIN],
+    world: Annotated[EasierWorld, *PLAIN],
     attention: Flag = False,
     occlusion: Flag = False,
     json_file: Annotated[File, tyro.conf.arg(name="json")] = None,
@@ -88,9 +101,10 @@ def evaluate(
     if attention:
         unused = {"predictions": predictions, "precision": precision, "cache": cache}
         _check_attention_options(data, questions, {**unused, "occlusion": occlusion or None})
-        world = {k: v for k, v in vars(questions).items() if v is not None and k in WORLD_OPTIONS}
-        report: Any = measure_attention(run, **world, **options)
+        chosen = {k: v for k, v in vars(questions).items() if v is not None and k in WORLD_OPTIONS}
+        report: Any = measure_attention(run, **chosen, **vars(world), **options)
     else:
+        check_not_given(world, "only --attention has a use for it")
         report = macnet.evaluate(
             run,
             data,

@@ -11,13 +11,19 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from macnet.cli.options import Data, Device, File, Out, Size, Workers, read_size
+from macnet.cli.options import (
+    Data,
+    Device,
+    Families,
+    File,
+    NumObjects,
+    Out,
+    Size,
+    Workers,
+    read_size,
+)
 
 Quality = Literal["fast", "fine"]
-NumObjects = Annotated[tuple[int, int], tyro.conf.arg(metavar="MIN MAX")]
-Families = Annotated[
-    tuple[str, ...], tyro.conf.arg(metavar="GROUP [GROUP ...]", help_behavior_hint="")
-]
 SizeOrNone = Annotated[str | None, tyro.conf.arg(metavar="WIDTHxHEIGHT", help_behavior_hint="")]
 ScenesJson = Annotated[Path, tyro.conf.arg(metavar="SCENES_JSON")]
 OutPng = Annotated[Path, tyro.conf.arg(metavar="OUT.png")]

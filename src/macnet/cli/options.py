@@ -12,6 +12,10 @@ import tyro
 
 from macnet.errors import InputError
 
+NumObjects = Annotated[tuple[int, int], tyro.conf.arg(metavar="MIN MAX")]
+Families = Annotated[
+    tuple[str, ...], tyro.conf.arg(metavar="GROUP [GROUP ...]", help_behavior_hint="")
+]
 Data = Annotated[Path, tyro.conf.arg(metavar="DATA")]
 Out = Annotated[Path, tyro.conf.arg(metavar="OUT")]
 Size = Annotated[str, tyro.conf.arg(metavar="WIDTHxHEIGHT")]

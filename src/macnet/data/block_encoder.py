@@ -5,7 +5,7 @@ It is made by workers, which need no torch for it: to import that would take the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Self, TypeVar
@@ -43,10 +43,16 @@ Row = TypeVar("Row", bytes, TokenizedQuestion)
 # --- texts -----------------------------------------------------------------------------------
 
 
-def world_texts() -> list[str]:
-    """Texts that contain every word of generated questions, and the longest form of each phrase."""
-    phrases = chain(*NOUN_PHRASES, *PLURAL_NOUN_PHRASES, *RELATION_PHRASES)
-    return [*phrases, *chain.from_iterable(map(_longest_texts, QUESTION_FAMILIES))]
+def world_texts(families: Sequence[QuestionFamily] = QUESTION_FAMILIES) -> list[str]:
+    """Texts with every word of questions of these families, and the longest form of each phrase."""
+    texts = chain.from_iterable(family.texts for family in families)
+    slots = {slot for text in texts for pattern in text for slot in pattern.slots}
+    phrases = chain(
+        *(NOUN_PHRASES if slots & {*"ABCD"} else ()),
+        *(PLURAL_NOUN_PHRASES if slots & {f"{slot}s" for slot in "ABCD"} else ()),
+        *(RELATION_PHRASES if slots & {*"RST"} else ()),
+    )
+    return [*phrases, *chain.from_iterable(map(_longest_texts, families))]
 
 
 def _longest_texts(family: QuestionFamily) -> Iterator[str]:
@@ -86,13 +92,17 @@ def _longest_program() -> int:
     return max(sum(map(longest, family.nodes)) for family in QUESTION_FAMILIES)
 
 
-def check_vocabulary(vocabulary: Vocabulary) -> None:
-    """Check that a vocabulary has all words and answers of generated questions."""
-    unknown = sorted({*chain.from_iterable(_tokenized_texts(vocabulary))} - {*vocabulary.words})
+def check_vocabulary(
+    vocabulary: Vocabulary, families: Sequence[QuestionFamily] = QUESTION_FAMILIES
+) -> None:
+    """Check that a vocabulary has all words of questions of these families, and all answers."""
+    texts = _tokenized_texts(vocabulary, families)
+    unknown = sorted({*chain.from_iterable(texts)} - {*vocabulary.words})
     if unknown:
         raise InputError(
             f"the vocabulary lacks {len(unknown)} words of the generated world, first "
-            f"{unknown[0]!r}; build it from `world_texts()`, or extend it by them"
+            f"{unknown[0]!r}; build it from `world_texts()`, extend it by them, or choose families "
+            "whose words it has"
         )
     if missing := sorted(set(ANSWERS) - set(vocabulary.answers)):
         raise InputError(
@@ -101,8 +111,8 @@ def check_vocabulary(vocabulary: Vocabulary) -> None:
         )
 
 
-def _tokenized_texts(vocabulary: Vocabulary) -> list[list[str]]:
-    return list(map(TOKENIZERS[vocabulary.tokenizer], world_texts()))
+def _tokenized_texts(vocabulary: Vocabulary, families: Sequence[QuestionFamily]) -> list[list[str]]:
+    return list(map(TOKENIZERS[vocabulary.tokenizer], world_texts(families)))
 
 
 # --- questions as numbers --------------------------------------------------------------------
@@ -125,8 +135,8 @@ class BlockEncoder:
     """Encodes a block's questions as one table, with the same number of rows for each image.
 
     Every batch must have the same shape, or no step could be captured in a CUDA graph; so rows are
-    as long as the longest possible question. An image with too few questions repeats its first one,
-    or if it has none that of another, without the answer: such a filler is ignored.
+    as long as the longest possible question of any family. An image with too few questions repeats
+    its first one, or if it has none that of another, without the answer: such a filler is ignored.
     """
 
     vocabulary: Vocabulary
@@ -138,9 +148,9 @@ class BlockEncoder:
 
     @classmethod
     def for_world(cls, world: World, vocabulary: Vocabulary) -> Self:
-        """An encoder for a world; a vocabulary that lacks words of it is refused."""
-        check_vocabulary(vocabulary)
-        words = max(map(len, _tokenized_texts(vocabulary)))
+        """An encoder for a world; a vocabulary that lacks words of its questions is refused."""
+        check_vocabulary(vocabulary, world.question_families)
+        words = max(map(len, _tokenized_texts(vocabulary, QUESTION_FAMILIES)))
         return cls(vocabulary, world.questions_per_image, words, _longest_program())
 
     def __call__(self, questions_by_image: list[list[TemplateInstance]]) -> np.ndarray:

@@ -3,7 +3,8 @@
 Three sources of attention are measured alike: the network's own for the question; its own for
 another question about the same image, which tells whether it looks for what is asked about or for
 objects in general; and that of the same network with random weights. Two more are pure chance, with
-as many tries as the network has steps: random cells, and random objects.
+as many tries as the network has active steps: random cells, and random objects. In a record as it
+was traced all steps are active; in a weighted one, those that are not idle.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ class Pointing:
     Empty where it was not measured.
     """
     random_cells: float
-    """The expected proportion if each step pointed at a random cell."""
+    """The expected proportion if each active step pointed at a random cell."""
     random_objects: float
-    """The expected proportion if each step pointed at a random object."""
+    """The expected proportion if each active step pointed at a random object."""
     area: float
     """The mean share of cells that show an object: its attention if that were uniform."""
 
@@ -62,6 +63,26 @@ class PeakTargets(NamedTuple):
         return dict(to_json(self._asdict()))
 
 
+class StepSummary(NamedTuple):
+    """What a step, or all steps together, point at in questions that refer to an object."""
+
+    targets: PeakTargets
+    """The targets of peaks, where the step is active."""
+    top_object_referenced: float
+    """How often the object that the step attends to most is referenced, where it is active.
+
+    A step whose peak is on the ground may still attend to one object more than to the others.
+    """
+    idle: float
+    """The share of questions in which the step is idle."""
+    change: float
+    """The mean change of the memory, from 0 to 1, idle or not; 1 if there is no gate."""
+
+    def to_record(self) -> dict[str, Any]:
+        """The numbers for JSON."""
+        return dict(to_json(self._asdict()))
+
+
 @dataclass(frozen=True)
 class Agreement:
     """Agreement of attention and programs; mappings by source are by one of `SOURCES`."""
@@ -78,26 +99,41 @@ class Agreement:
     by_answer: Mapping[str, Pointing]
     """Pointing at referenced objects of questions answered correctly, and wrongly."""
     steps: Mapping[str, list[PeakTargets]]
-    """The targets of each step's peaks, by source, in questions that refer to an object."""
+    """`StepSummary.targets` of each step, by source."""
     random_cell: PeakTargets
     """The targets if peaks were random cells."""
     top_object_referenced: Mapping[str, list[float]]
-    """How often the object that a step attends to most is referenced, for each step, by source.
-
-    Steps whose peak is on the ground may still attend to one object more than to the others.
-    """
+    """`StepSummary.top_object_referenced` of each step, by source."""
+    idle: Mapping[str, list[float]]
+    """`StepSummary.idle` of each step, by source."""
+    change: Mapping[str, list[float]]
+    """`StepSummary.change` of each step, by source."""
+    all_steps: Mapping[str, StepSummary]
+    """The same of all steps together, in which each active one counts once, by source."""
     random_object: float
     """The share of objects that are referenced: how often a random object would be."""
     hops: int
     """The number of pairs of unique objects of which the first leads to the second."""
+    both_pointed_at: Mapping[str, Proportion]
+    """Hops with both ends pointed at, of all hops, by source."""
     order: Mapping[str, Proportion]
     """Hops with both ends pointed at of which the first is pointed at first, by source."""
     order_by_attention: Mapping[str, Proportion]
     """Hops where the step that attends most to the first object comes first, by source."""
     reads_backwards: Mapping[str, Proportion]
-    """Questions whose words are read rather from the last to the first, by source."""
+    """Questions whose words are read rather from the last to the first, by source.
+
+    Questions with fewer than two active steps are left out.
+    """
     positions: Mapping[str, list[float]]
-    """The mean position in the question that each step reads, from 0 to 1, by source."""
+    """The mean position in the question that each step reads if active, from 0 to 1, by source."""
+    image_travel: Mapping[str, float]
+    """How far attention to the image travels from each active step to the next, by source.
+
+    Jensen-Shannon divergences in bits, summed over the steps of a question; the mean of questions.
+    """
+    word_travel: Mapping[str, float]
+    """The same of attention to words; NaN if the network does not attend to words."""
 
     def to_record(self) -> dict[str, Any]:
         """All numbers for JSON."""
@@ -105,17 +141,16 @@ class Agreement:
 
 
 def measure(truth: GroundTruth, network: AttentionRecord, random: AttentionRecord) -> Agreement:
-    """Compare the attention of a network, and of the same with random weights, with programs."""
-    sources = {
-        NETWORK: network,
-        OTHER_QUESTION: AttentionRecord(*(column[truth.other_questions] for column in network)),
-        UNTRAINED: random,
-    }
+    """Compare the attention of a network, and of the same with random weights, with programs.
+
+    Both records are as they were traced, or both are weighted.
+    """
+    other_question = network.select(truth.other_questions)
+    sources = {NETWORK: network, OTHER_QUESTION: other_question, UNTRAINED: random}
 
     def hits_of(truth: GroundTruth) -> dict[str, np.ndarray]:
         """(Q, p, 10) bool by source: which objects each step points at."""
-        at = truth.images[:, None]
-        return {name: truth.cells[at, :, record.peaks] for name, record in sources.items()}
+        return {name: r.hits(truth.cells, truth.images) for name, r in sources.items()}
 
     attention = {name: record.attention.max(1) for name, record in sources.items()}
     wide = truth.with_margin()
@@ -123,12 +158,24 @@ def measure(truth: GroundTruth, network: AttentionRecord, random: AttentionRecor
     referenced = truth.unique_objects | truth.counted_objects
     not_referenced = truth.exists[truth.images] & ~referenced
     correct = network.answers == truth.answers
+    tries = network.active.sum(1)
 
     def pointing(objects: np.ndarray) -> Pointing:
-        return _pointing(truth, objects, hits, attention)
+        return _pointing(truth, objects, hits, attention, tries)
 
     some = referenced.any(1)
-    reading = {NETWORK: network.positions, UNTRAINED: random.positions}
+    summaries = {
+        name: _summarize_steps(record.select(some), hits[name][some], referenced[some])
+        for name, record in sources.items()
+    }
+
+    def of_steps(field: str) -> dict[str, list[Any]]:
+        return {
+            name: [getattr(step, field) for step in steps]
+            for name, (*steps, _) in summaries.items()
+        }
+
+    records = {NETWORK: network, UNTRAINED: random}  # other questions have the same means
     groups = dict.fromkeys(CLEVR.type_groups.values())
     return Agreement(
         images=len(truth.cells),
@@ -140,29 +187,32 @@ def measure(truth: GroundTruth, network: AttentionRecord, random: AttentionRecor
             "not referenced": pointing(not_referenced),
         },
         with_margin={
-            "referenced": _pointing(wide, referenced, near, {}),
-            "not referenced": _pointing(wide, not_referenced, near, {}),
+            "referenced": _pointing(wide, referenced, near, {}, tries),
+            "not referenced": _pointing(wide, not_referenced, near, {}, tries),
         },
         groups={name: pointing(referenced & (truth.groups == name)[:, None]) for name in groups},
         by_answer={
             "correct": pointing(referenced & correct[:, None]),
             "wrong": pointing(referenced & ~correct[:, None]),
         },
-        steps={name: _targets(found[some], referenced[some]) for name, found in hits.items()},
+        steps=of_steps("targets"),
         random_cell=_random_targets(truth, referenced),
-        top_object_referenced={
-            name: _top_referenced(record.attention[some], referenced[some])
-            for name, record in sources.items()
-        },
+        top_object_referenced=of_steps("top_object_referenced"),
+        idle=of_steps("idle"),
+        change=of_steps("change"),
+        all_steps={name: found[-1] for name, found in summaries.items()},
         random_object=_mean((referenced.sum(1) / truth.exists.sum(1)[truth.images])[some]),
         hops=len(truth.hops),
+        both_pointed_at={name: _both(found, truth.hops) for name, found in hits.items()},
         order={name: _in_order(_first(found), truth.hops) for name, found in hits.items()},
         order_by_attention={
             name: _in_order(record.attention.argmax(1), truth.hops)
             for name, record in sources.items()
         },
-        reads_backwards={name: _backwards(positions) for name, positions in reading.items()},
-        positions={name: _means(positions) for name, positions in reading.items()},
+        reads_backwards={name: _backwards(r.positions) for name, r in records.items()},
+        positions={name: _means(r.positions) for name, r in records.items()},
+        image_travel={n: _travel(r.image_divergence, r.active) for n, r in records.items()},
+        word_travel={n: _travel(r.word_divergence, r.active) for n, r in records.items()},
     )
 
 
@@ -174,24 +224,29 @@ def _pointing(
     objects: np.ndarray,
     hits: Mapping[str, np.ndarray],
     attention: Mapping[str, np.ndarray],
+    tries: np.ndarray,
 ) -> Pointing:
-    """Of objects (Q, 10) bool, with hits (Q, p, 10) and attention (Q, 10) by source."""
+    """Of objects (Q, 10) bool, with hits (Q, p, 10) and attention (Q, 10) by source.
+
+    `tries` (Q,) are those that chance has in each question.
+    """
     areas = truth.cells.mean(2)[truth.images]  # (Q, 10)
-    counts = truth.exists.sum(1)[truth.images]  # (Q,)
-    steps = hits[NETWORK].shape[1]
+    of_each = objects.sum(1)
+    chances = 1 / np.repeat(truth.exists.sum(1)[truth.images], of_each)  # of a random object
+    tries = np.repeat(tries, of_each)
     # The only question about an image has no other.
     only = truth.other_questions == np.arange(len(objects))
     of = {**dict.fromkeys(SOURCES, objects), OTHER_QUESTION: objects & ~only[:, None]}
     return Pointing(
         hits={name: _proportion(found.max(1)[of[name]]) for name, found in hits.items()},
         attention={name: _mean(most[of[name]]) for name, most in attention.items()},
-        random_cells=_mean(hit_probability(areas[objects], steps)),
-        random_objects=_mean(hit_probability(1 / np.repeat(counts, objects.sum(1)), steps)),
+        random_cells=_mean(hit_probability(areas[objects], tries)),
+        random_objects=_mean(hit_probability(chances, tries)),
         area=_mean(areas[objects]),
     )
 
 
-def hit_probability(chance: np.ndarray, tries: int) -> np.ndarray:
+def hit_probability(chance: np.ndarray, tries: np.ndarray | int) -> np.ndarray:
     """The probability that at least one of several tries hits, if each does with this chance."""
     missed: np.ndarray = (1 - chance) ** tries
     return 1 - missed
@@ -200,12 +255,37 @@ def hit_probability(chance: np.ndarray, tries: int) -> np.ndarray:
 # --- which steps -----------------------------------------------------------------------------
 
 
-def _targets(hits: np.ndarray, referenced: np.ndarray) -> list[PeakTargets]:
-    on_referenced = (hits & referenced[:, None]).any(2)  # (Q, p)
-    on_some = hits.any(2)
-    parts = on_referenced, on_some & ~on_referenced, ~on_some
-    by_step = zip(*(part.T for part in parts), strict=True)
-    return [PeakTargets(*map(_mean, step)) for step in by_step]
+def _summarize_steps(
+    record: AttentionRecord, hits: np.ndarray, referenced: np.ndarray
+) -> list[StepSummary]:
+    """Of each step, and last of all together; hits are (Q, p, 10), referenced objects (Q, 10)."""
+    referenced = np.broadcast_to(referenced[:, None], hits.shape)
+    columns = hits, referenced, record.attention, record.active, record.changes
+    steps = [_summarize(*(column[:, i] for column in columns)) for i in range(hits.shape[1])]
+    return [*steps, _summarize(*(column.reshape(-1, *column.shape[2:]) for column in columns))]
+
+
+def _summarize(
+    hits: np.ndarray,
+    referenced: np.ndarray,
+    attention: np.ndarray,
+    active: np.ndarray,
+    changes: np.ndarray,
+) -> StepSummary:
+    """Of n steps: hits, referenced objects and attention (n, 10); active and changes (n,)."""
+    on_some: np.ndarray = hits[active].any(1)
+    on_referenced: np.ndarray = (hits & referenced)[active].any(1)
+    top_referenced = np.take_along_axis(referenced, attention.argmax(1)[:, None], 1)[:, 0]
+    return StepSummary(
+        targets=PeakTargets(
+            referenced=_mean(on_referenced),
+            other=_mean(on_some & ~on_referenced),
+            ground=_mean(~on_some),
+        ),
+        top_object_referenced=_mean(top_referenced[active & (attention.max(1) > 0)]),
+        idle=_mean(~active),
+        change=_mean(changes),
+    )
 
 
 def _random_targets(truth: GroundTruth, referenced: np.ndarray) -> PeakTargets:
@@ -216,16 +296,15 @@ def _random_targets(truth: GroundTruth, referenced: np.ndarray) -> PeakTargets:
     return PeakTargets(covered, on_any - covered, 1 - on_any)
 
 
-def _top_referenced(attention: np.ndarray, referenced: np.ndarray) -> list[float]:
-    """Of the steps that attend to some object at all; attention: (Q, p, 10)."""
-    top_referenced = np.take_along_axis(referenced, attention.argmax(2), 1)  # (Q, p)
-    attends = attention.max(2) > 0
-    return [_mean(top_referenced[attends[:, step], step]) for step in range(attention.shape[1])]
-
-
 def _first(hits: np.ndarray) -> np.ndarray:
     """(Q, 10): the first step that points at an object; NaN where none does."""
     return np.where(hits.any(1), hits.argmax(1), np.nan)
+
+
+def _both(hits: np.ndarray, hops: np.ndarray) -> Proportion:
+    """Hops of which both objects are pointed at; hits are (Q, p, 10)."""
+    pointed_at, (question, leading, led) = hits.max(1), hops.T
+    return _proportion(pointed_at[question, leading] & pointed_at[question, led])
 
 
 def _in_order(steps: np.ndarray, hops: np.ndarray) -> Proportion:
@@ -240,13 +319,29 @@ def _in_order(steps: np.ndarray, hops: np.ndarray) -> Proportion:
 
 def _backwards(positions: np.ndarray) -> Proportion:
     """Whether Kendall's rank correlation of step and position is negative."""
-    read = positions[~np.isnan(positions).any(1)]
-    rises = np.sign(read[:, None, :] - read[:, :, None])  # (Q, p, p): from a step to another
-    return _proportion(np.triu(rises).sum((1, 2)) < 0)
+    reads = ~np.isnan(positions)
+    read = positions[reads.sum(1) >= 2]
+    first, second = read[:, :, None], read[:, None, :]  # of (Q, p, p) pairs of steps
+    rises = np.triu((first < second).astype(int) - (first > second))  # 0 where either is NaN
+    return _proportion(rises.sum((1, 2)) < 0)
 
 
 def _means(positions: np.ndarray) -> list[float]:
-    return [] if np.isnan(positions).any() else positions.mean(0).tolist()
+    """Of each step over the questions in which it reads; empty if none ever does."""
+    reads = ~np.isnan(positions)
+    return [_mean(p[r]) for p, r in zip(positions.T, reads.T, strict=True)] if reads.any() else []
+
+
+# --- how far -----------------------------------------------------------------------------------
+
+
+def _travel(divergence: np.ndarray, active: np.ndarray) -> float:
+    """The mean over questions of the divergence (Q, p, p) from each active step to the next."""
+    steps = np.arange(active.shape[1])
+    latest = np.maximum.accumulate(np.where(active, steps, -1), 1)  # (Q, p): active steps so far
+    before = np.pad(latest[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    moved = np.take_along_axis(divergence, before.clip(0)[..., None], 2)[..., 0]  # (Q, p)
+    return _mean((moved * (active & (before >= 0))).sum(1))
 
 
 # --- numbers ---------------------------------------------------------------------------------

@@ -18,12 +18,24 @@ from rich.text import Text
 
 from macnet import devices
 from macnet.checkpoint import RunLike, TrainedNetwork, load_trained
-from macnet.clevr.world import World
+from macnet.clevr.scene import MAX_OBJECTS, MIN_OBJECTS
+from macnet.clevr.world import World, check_families, check_num_objects
+from macnet.data.sources import GeneratedDataset
 from macnet.distributed import is_rank_zero, process_group
-from macnet.evaluation.accuracy import Proportion
+from macnet.evaluation.accuracy import Proportion, to_json
 from macnet.evaluation.report import new_table, terminal, to_text
-from macnet.explain.agreement import NETWORK, SOURCES, UNTRAINED, Agreement, Pointing, measure
+from macnet.explain.agreement import (
+    NETWORK,
+    SOURCES,
+    UNTRAINED,
+    Agreement,
+    Pointing,
+    StepSummary,
+    measure,
+)
+from macnet.explain.masking import PAINTED_OUT, Masking, MaskingTest
 from macnet.explain.pointing import collect_attention, trained_and_untrained
+from macnet.explain.reply import IDLE
 
 OTHER_SOURCES = ("another\nquestion", "random\nweights")
 """Headings of the sources that the network's own attention is compared with."""
@@ -38,6 +50,11 @@ class AttentionReport:
     world: World
     split: str
     agreement: Agreement
+    """Agreement of the attention of all steps alike."""
+    weighted: Agreement | None
+    """The same in the reading in which a step counts for what it changed; None without a gate."""
+    masking: Masking
+    """Answers without the objects that active steps point at, and without others."""
     device: str
     seconds: float
 
@@ -49,19 +66,23 @@ class AttentionReport:
             "device": self.device,
             "seconds": self.seconds,
             "attention": self.agreement.to_record(),
+            "weighted": to_json(self.weighted),
+            "masking": self.masking.to_record(),
         }
 
     def show(self, console: Console | None = None) -> None:
         """Print the report as tables, by default to standard output."""
         row = self.network.system.label
-        show(self.agreement, row=row, what=self._name, console=console)
+        console = console or terminal()
+        show(self.agreement, self.weighted, row=row, what=self._name, console=console)
+        show_masking(self.masking, console)
 
     def __str__(self) -> str:
         return to_text(self.show)
 
     @property
     def _name(self) -> str:
-        return f"{self.split} of the generated world {self.world.seed}"
+        return f"{self.split} of the generated {self.world}"
 
 
 def measure_attention(
@@ -70,6 +91,8 @@ def measure_attention(
     split: str = "val",
     world_images: int = 500,
     world_seed: int = 1,
+    world_num_objects: tuple[int, int] = (MIN_OBJECTS, MAX_OBJECTS),
+    world_families: tuple[str, ...] = (),
     device: str = "auto",
     workers: int | None = None,
     log: Callable[[str], None] = lambda line: None,
@@ -81,22 +104,29 @@ def measure_attention(
         split: The split of the generated world.
         world_images: The number of generated images.
         world_seed: The seed of the generated world.
+        world_num_objects: The smallest and the largest number of objects in a generated scene.
+        world_families: Generate questions of these groups of families only, such as zero_hop and
+            one_hop. Only words of these must be in the network's vocabulary.
         device: auto, cpu, cuda or cuda:N.
         workers: The number of processes that generate the world; by default one per core.
         log: Called with a line that says what is measured, before the work begins.
     """
+    source = GeneratedDataset(
+        world_seed,
+        split,
+        world_images,
+        check_num_objects(world_num_objects, "world_num_objects"),
+        check_families(world_families, "world_families"),
+    )
     device, workers = devices.choose_device(device), devices.choose_share_of_workers(workers)
     with process_group(device) as own:  # it takes so little that it is not shared out
         trained = load_trained(run)
         spec = trained.data_spec
         tracers = trained_and_untrained(trained, own)
-        world = World(world_seed, width=spec.width, height=spec.height)
+        world = source.world((spec.width, spec.height))
         if is_rank_zero():
-            log(
-                f"the attention of {trained.path} is measured on {world_images:,} images of "
-                f"{split} of the generated world {world_seed}, on {device}"
-            )
-        start = time.monotonic()
+            log(f"the attention of {trained.path} is measured on {source}, on {device}")
+        start, masking = time.monotonic(), MaskingTest(tracers[0])
         truth, records = collect_attention(
             tracers,
             trained.vocabulary,
@@ -106,25 +136,74 @@ def measure_attention(
             device=own,
             workers=workers,
             name=trained.path,
+            on_batch=masking.add,
         )
-        found = measure(truth, *records)
-        return AttentionReport(trained, world, split, found, device, time.monotonic() - start)
+        has_gate = records[0].has_gate
+        return AttentionReport(
+            network=trained,
+            world=world,
+            split=split,
+            agreement=measure(truth, *records),
+            weighted=measure(truth, *(r.weighted() for r in records)) if has_gate else None,
+            masking=masking.result(),
+            device=device,
+            seconds=time.monotonic() - start,
+        )
 
 
 # --- tables ----------------------------------------------------------------------------------
 
 
-def show(found: Agreement, *, row: str, what: str, console: Console | None = None) -> None:
-    """Print what a system, named by its row in the paper's table 1, attends to."""
+def show(
+    found: Agreement,
+    weighted: Agreement | None = None,
+    *,
+    row: str,
+    what: str,
+    console: Console | None = None,
+) -> None:
+    """Print what a system, named by its row in the paper's table 1, attends to.
+
+    `weighted` is the reading in which a step counts for what it changed.
+    """
     console = console or terminal()
     asked = f"{found.answers.total:,} questions about {found.images:,} images"
     accuracy = f"{found.answers.percent(1)}% answered correctly"
     title = f"What {row} attends to on {what}: {asked}, {accuracy}"
     console.print(Text(title, style="bold"), soft_wrap=True)
+    _show_reading(found, console)
+    if weighted is not None:
+        title = f"Each step by how far it moves the memory; idle if less than {IDLE:.0%} of the way"
+        console.print(Text(f"\n{title}", style="bold"), soft_wrap=True)
+        _show_reading(weighted, console, with_changes=True)
+
+
+def show_masking(found: Masking, console: Console | None = None) -> None:
+    """Print how a network answers without some objects, if there were questions to ask."""
+    console = console or terminal()
+    whole, without, control = (found.accuracy[name] for name in PAINTED_OUT)
+    if not whole.total:
+        return
+    title = "\nAnswers without some objects, %"
+    table = _table(title, "painted out", "accuracy", "95%\ninterval", "pixels")
+    for name, share in found.accuracy.items():
+        area = _percent(found.area[name])
+        table.add_row(name, share.percent(1), share.percent_interval(1), area)
+    console.print(table)
+    sentence = (
+        f"Of {whole.total:,} questions, each about another image, {_with_interval(whole)} are "
+        f"answered correctly; {_with_interval(without)} if the objects that active steps point at "
+        f"are painted out, {_with_interval(control)} if as many others are."
+    )
+    console.print(Text(sentence), soft_wrap=True)
+
+
+def _show_reading(found: Agreement, console: Console, *, with_changes: bool = False) -> None:
     console.print(_pointing(found))
-    console.print(_attention(found.objects))
-    console.print(_by_step(found))
-    for sentence in _order(found):
+    if not with_changes:
+        console.print(_attention(found.objects))
+    console.print(_by_step(found, with_changes))
+    for sentence in (*_order(found), _travel(found)):
         console.print(Text(sentence), soft_wrap=True)
 
 
@@ -163,39 +242,48 @@ def _attention(objects: Mapping[str, Pointing]) -> Table:
     return table
 
 
-def _by_step(found: Agreement) -> Table:
-    heads = "referenced\nobjects", "other\nobjects", "ground", "top object\nis referenced"
-    own, positions = found.steps[NETWORK], found.positions[NETWORK]
+def _by_step(found: Agreement, with_changes: bool) -> Table:
+    heads = ["referenced\nobjects", "other\nobjects", "ground", "top object\nreferenced"]
+    if with_changes:
+        heads += ["idle", "change"]
+    positions = found.positions[NETWORK]
+    title = "Where steps point, %"
     if positions:
-        title = "Where steps point, %, and where they read"
-        table = _table(title, "step", *heads, "reads at\n(0 to 1)")
-    else:  # the network does not attend to words
-        table = _table("Where steps point, %", "step", *heads)
-    reading = [[f"{position:.2f}"] for position in positions] or [[] for _ in own]
-    steps = zip(own, found.top_object_referenced[NETWORK], reading, strict=True)
-    for number, (aims, top_referenced, position) in enumerate(steps, start=1):
-        table.add_row(f"{number:4}", *map(_percent, (*aims, top_referenced)), *position)
+        title += ", and where they read"
+        heads.append("reads at\n(0 to 1)")
+    table = _table(title, "step", *heads)
+
+    def numbers(step: StepSummary) -> list[str]:
+        shown = *step.targets, step.top_object_referenced, step.idle, step.change
+        return [_percent(value) for value in (shown if with_changes else shown[:4])]
+
+    columns = found.steps, found.top_object_referenced, found.idle, found.change
+    steps = map(StepSummary, *(column[NETWORK] for column in columns))
+    for number, step in enumerate(steps, start=1):
+        position = map(_fraction, positions[number - 1 : number])  # there may be none
+        table.add_row(f"{number:4}", *numbers(step), *position)
     table.add_section()
     for source, name in zip(SOURCES, ("all", *OTHER_SOURCES), strict=True):
-        targets = found.steps[source]
-        columns = *zip(*targets, strict=True), found.top_object_referenced[source]
-        means = (math.fsum(values) / len(targets) for values in columns)
-        table.add_row(name.replace("\n", " "), *map(_percent, means))
+        table.add_row(name.replace("\n", " "), *numbers(found.all_steps[source]))
     table.add_row("at random", *map(_percent, (*found.random_cell, found.random_object)))
     return table
 
 
 def _order(found: Agreement) -> list[str]:
     order, by_attention, backwards = found.order, found.order_by_attention, found.reads_backwards
-    own, other, untrained = (_with_interval(order[source]) for source in SOURCES)
-    sentences = [
-        f"{found.hops:,} objects lead a program to another one. Where steps point at both, at one "
-        f"of them first ({order[NETWORK].total:,} times), it is the leading one in {own}; for "
-        f"another question in {other}, with random weights in {untrained}, by chance in 50%. The "
-        "step that attends most to the leading one comes first in "
-        f"{_with_interval(by_attention[NETWORK])}; with random weights in "
-        f"{by_attention[UNTRAINED].percent(1)}%."
-    ]
+    sentences = []
+    if found.hops:
+        own, other, untrained = (_with_interval(order[source]) for source in SOURCES)
+        both, *of_others = (_with_interval(found.both_pointed_at[source]) for source in SOURCES)
+        sentences.append(
+            f"{found.hops:,} times, an object leads a program to another one. Steps point at both "
+            f"in {both}; for another question in {of_others[0]}, with random weights in "
+            f"{of_others[1]}. Where they do, at one of them first ({order[NETWORK].total:,} "
+            f"times), it is the leading one in {own}; for another question in {other}, with random "
+            f"weights in {untrained}, by chance in 50%. The step that attends most to the leading "
+            f"one comes first in {_with_interval(by_attention[NETWORK])}; with random weights in "
+            f"{by_attention[UNTRAINED].percent(1)}%."
+        )
     if backwards[NETWORK].total:
         sentences.append(
             f"Of {backwards[NETWORK].total:,} questions, {_with_interval(backwards[NETWORK])} are "
@@ -203,6 +291,17 @@ def _order(found: Agreement) -> list[str]:
             f"{backwards[UNTRAINED].percent(1)}%."
         )
     return sentences
+
+
+def _travel(found: Agreement) -> str:
+    def told(travel: Mapping[str, float]) -> str:
+        return f"{travel[NETWORK]:.2f} bits (with random weights {travel[UNTRAINED]:.2f})"
+
+    words = f" and to words {told(found.word_travel)}" if found.positions[NETWORK] else ""
+    return (
+        "In the course of a question, by Jensen-Shannon divergence from step to step, attention to "
+        f"the image travels {told(found.image_travel)}{words}."
+    )
 
 
 def _table(title: str, first: str, *numbers: str) -> Table:
@@ -213,6 +312,10 @@ def _table(title: str, first: str, *numbers: str) -> Table:
 
 def _with_interval(found: Proportion) -> str:
     return f"{found.percent(1)}% ({found.percent_interval(1)})" if found.total else "–"
+
+
+def _fraction(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.2f}"
 
 
 def _percent(value: float) -> str:

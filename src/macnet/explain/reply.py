@@ -11,6 +11,9 @@ import numpy as np
 
 from macnet.data.unknown_words import UnknownWord
 
+IDLE = 0.1
+"""A step that moves the memory less than this share of the way is idle: the gate skips it."""
+
 
 @dataclass(frozen=True)
 class Reply:
@@ -37,10 +40,6 @@ class Reply:
         left = "them" if len(strange) > 1 else "it"
         told = (("It read", meant, ""), ("It has never read", strange, f", and left {left} out"))
         return [f"{what} {', '.join(named)}{so}." for what, named, so in told if named]
-
-
-IDLE = 0.1
-"""A step that moves the memory less than this share of the way is idle: the gate skips it."""
 
 
 @dataclass(frozen=True)
