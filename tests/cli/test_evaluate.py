@@ -343,6 +343,7 @@ def test_attention(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("macnet.explain.reply.RESTING", 1e-6)  # for nothing has been learned
     monkeypatch.setattr("macnet.devices.choose_share_of_workers", lambda _: 0)
     given = ("--attention", "--world-images", "20", "--world-seed", "3", "--device", "cpu")
     assert main(["evaluate", str(looking / "mac.safetensors"), *given, "--json", "new/n.json"]) == 0
@@ -367,9 +368,9 @@ def test_attention(
         )
         assert len(found["steps"][source]) == 3
         assert all(abs(sum(aim.values()) - 1) < 1e-9 for aim in found["steps"][source])
-    # It has a gate, so that there is a second reading.
-    assert numbers["weighted"]["answers"] == found["answers"]
-    assert numbers["weighted"]["change"]["network"] == found["change"]["network"]
+    # As it is shown, beyond resting maps and by the gate.
+    assert numbers["as_shown"]["answers"] == found["answers"]
+    assert numbers["as_shown"]["change"]["network"] == found["change"]["network"]
     assert all(0 < change < 1 for change in found["change"]["network"])
     masked = numbers["masking"]["accuracy"]
     assert len({share["total"] for share in masked.values()}) == 1

@@ -25,9 +25,10 @@ from macnet.explain.agreement import (
     hit_probability,
     measure,
 )
-from macnet.explain.attention import show
-from macnet.explain.pointing import AttentionRecord, GroundTruth
+from macnet.explain.attention import show, show_as_shown
+from macnet.explain.pointing import GroundTruth
 from macnet.explain.reply import IDLE
+from macnet.explain.tracing import AttentionRecord
 from macnet.paper import COLUMNS
 
 # --- chance ----------------------------------------------------------------------------------
@@ -436,10 +437,12 @@ def test_the_plain_reading_does_not_depend_on_changes() -> None:
 # --- for people ------------------------------------------------------------------------------
 
 
-def shown(found: Agreement, width: int, weighted: Agreement | None = None) -> list[str]:
+def shown(found: Agreement, width: int, as_shown: Agreement | None = None) -> list[str]:
     file = io.StringIO()
     console = Console(file=file, width=width, color_system=None)
-    show(found, weighted, row="MAC", what="[val]", console=console)
+    show(found, row="MAC", what="[val]", console=console)
+    if as_shown is not None:
+        show_as_shown(as_shown, has_gate=True, console=console)
     return [line.rstrip() for line in file.getvalue().splitlines()]
 
 
@@ -472,7 +475,8 @@ def test_both_readings_of_a_network_with_a_gate_are_shown(width: int) -> None:
     lines = shown(plain, width, weighted)
     assert lines[: len(shown(plain, width))] == shown(plain, width)
     added = lines[len(shown(plain, width)) :]
-    assert "idle if less than 10% of the way" in added[1]
+    assert added[1].startswith("As macnet explain shows it: attention beyond the resting map of ")
+    assert "(idle if less than 10%)" in added[1]
     assert "…" not in "".join(lines)
     assert all(len(line) <= width for line in added if "─" in line or re.match(r" +\d ", line))
     steps = [line.split() for line in added if re.match(r" +\d ", line)]

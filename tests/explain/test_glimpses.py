@@ -56,7 +56,6 @@ def test_its_attention_is_measured_without_words(
     monkeypatch.setattr(devices, "choose_share_of_workers", lambda _: 0)  # they take seconds
     report = measure_attention(run, world_images=2, world_seed=3, device="cpu")
     assert [len(steps) for steps in report.agreement.steps.values()] == [2, 2, 2]
-    assert report.weighted is None  # there is no gate
     told = str(report)
     assert told.startswith("What CNN+LSTM+SA+MLP attends to on val of the generated world 3")
     assert "backwards" not in told

@@ -15,7 +15,8 @@ from torch import Tensor
 from macnet.clevr.scene import MAX_OBJECTS
 from macnet.clevr.stream import Block
 from macnet.explain.masking import NOTHING, OTHERS, POINTED_AT, MaskingTest, paint_out
-from macnet.explain.pointing import AttentionRecord, TracedBatch
+from macnet.explain.pointing import TracedBatch
+from macnet.explain.tracing import AttentionRecord, Readings
 
 HEIGHT, WIDTH, STEPS = 6, 50, 4
 
@@ -66,6 +67,16 @@ def batch(counts: list[int], peaks: dict[tuple[int, int], list[int]], first: int
     there = np.arange(CELLS) < np.array(counts)[:, None]  # (N, L)
     cells = there[:, None] & np.eye(MAX_OBJECTS, CELLS, dtype=bool)
     nothing: Any = None
+    plain = AttentionRecord(
+        peaks=rows,
+        attention=np.zeros((questions, STEPS, MAX_OBJECTS)),
+        positions=np.zeros((questions, STEPS)),
+        image_divergence=np.zeros((questions, STEPS, STEPS)),
+        word_divergence=np.zeros((questions, STEPS, STEPS)),
+        changes=changes,
+        answers=np.ones(questions, int),
+        has_gate=True,
+    )
     return TracedBatch(
         first_image=first,
         block=Block(0, nothing, pixels, torch.from_numpy(masks), nothing),
@@ -73,16 +84,7 @@ def batch(counts: list[int], peaks: dict[tuple[int, int], list[int]], first: int
         images=np.array([image for image, _ in peaks]),
         questions=torch.arange(questions)[:, None],
         answers=np.ones(questions, int),
-        record=AttentionRecord(
-            peaks=rows,
-            attention=np.zeros((questions, STEPS, MAX_OBJECTS)),
-            positions=np.zeros((questions, STEPS)),
-            image_divergence=np.zeros((questions, STEPS, STEPS)),
-            word_divergence=np.zeros((questions, STEPS, STEPS)),
-            changes=changes,
-            answers=np.ones(questions, int),
-            has_gate=True,
-        ),
+        readings=Readings(plain, plain.weighted()),
     )
 
 

@@ -20,13 +20,17 @@ from macnet.clevr.world import World
 from macnet.data.block_encoder import world_texts
 from macnet.data.vocab import Vocabulary
 from macnet.errors import InputError
-from macnet.explain import pointing
+from macnet.explain import pointing, reply
 from macnet.explain.agreement import NETWORK, OTHER_QUESTION, UNTRAINED, measure
 from macnet.explain.pointing import (
-    AttentionRecord,
     GroundTruth,
     TracedBatch,
     collect_attention,
+)
+from macnet.explain.reply import IDLE, beyond_resting
+from macnet.explain.resting import other_questions
+from macnet.explain.tracing import (
+    Readings,
     pairwise_divergence,
     trace_attention,
 )
@@ -152,7 +156,9 @@ def test_what_is_watched_is_what_the_network_does() -> None:
     masks[2] = 3
     masks[:, :20, 10:] = -1
     shows = object_cells(masks)
-    found = trace_attention(mac.trace, images, tokens, shows)
+    found, weighted = trace_attention(mac.trace, images, tokens, shows)
+    assert weighted is not None  # by the gate alone
+    assert np.array_equal(weighted.peaks, found.weighted().peaks)
     for b in range(6):
         words = tokens[b][tokens[b] != 0]
         with torch.no_grad():
@@ -175,6 +181,48 @@ def test_what_is_watched_is_what_the_network_does() -> None:
                 assert math.isclose(found.image_divergence[b, i, j], image, abs_tol=1e-5)
                 reading = jensen_shannon(step.words[0].tolist(), other.words[0].tolist())
                 assert math.isclose(found.word_divergence[b, i, j], reading, abs_tol=1e-5)
+
+
+def test_attention_beyond_resting_maps_is_read_as_it_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By one question at a time; and a step that changes little points at nothing."""
+    monkeypatch.setattr(reply, "RESTING", 1e-6)  # for nothing has been learned
+    mac, rng = network(), np.random.default_rng(1)
+    images = torch.from_numpy(rng.integers(0, 256, (2, 24, 40, 3), np.uint8))
+    tokens = torch.from_numpy(rng.integers(4, len(WORDS), (4, 7)))
+    masks = torch.from_numpy(rng.integers(-1, 4, (2, 24, 40)).astype(np.int8))
+    shows, others = object_cells(masks), other_questions(WORDS)
+    assert others is not None
+    plain, found = trace_attention(mac.trace, images, tokens, shows, others=others)
+    assert np.array_equal(plain.peaks, trace_attention(mac.trace, images, tokens, shows)[0].peaks)
+    assert found is not None
+    assert np.array_equal(found.answers, plain.answers)
+    for b in range(4):
+        with torch.no_grad():
+            _, steps = mac.trace(images[b // 2, None], tokens[b, None])
+            rest = [mac.trace(images[b // 2, None], row[row != 0][None])[1] for row in others]
+        beyond = []
+        for i, step in enumerate(steps):
+            mean = np.mean([other[i].knowledge[0].numpy() for other in rest], 0)
+            beyond.append(beyond_resting(step.knowledge[0].numpy(), mean)[0])
+            change = plain.changes[b, i]
+            assert found.peaks[b, i] == (beyond[i].argmax() if change >= IDLE else -1)
+            on = [change * beyond[i][shows[b // 2, thing]].sum() for thing in range(MAX_OBJECTS)]
+            np.testing.assert_allclose(found.attention[b, i], on, atol=1e-3)
+            far = jensen_shannon(beyond[i].tolist(), beyond[0].tolist())
+            assert math.isclose(found.image_divergence[b, i, 0], far, abs_tol=2e-3)
+
+
+def test_a_step_that_only_rests_points_at_nothing() -> None:
+    mac = network()
+    images = torch.zeros(1, 24, 40, 3, dtype=torch.uint8)
+    asked = torch.randint(4, len(WORDS), (1, 6), generator=torch.Generator().manual_seed(0))
+    shows = torch.zeros(1, MAX_OBJECTS, 15, dtype=torch.bool)
+    _, found = trace_attention(mac.trace, images, asked, shows, others=asked.expand(64, -1))
+    assert found is not None
+    assert (found.peaks == -1).all()
+    assert not found.active.any()
 
 
 def jensen_shannon(one: list[float], other: list[float]) -> float:
@@ -222,7 +270,7 @@ def stream() -> Few:
 
 def observed(
     stream: Few, monkeypatch: pytest.MonkeyPatch, few: int, *networks: MACNetwork, **options: Any
-) -> tuple[GroundTruth, list[AttentionRecord]]:
+) -> tuple[GroundTruth, list[Readings]]:
     monkeypatch.setattr(pointing, "Stream", lambda *_, **__: stream)
     monkeypatch.setattr(pointing, "BATCH_IMAGES_CPU", few)
     return collect_attention(
@@ -232,7 +280,8 @@ def observed(
 
 def test_a_world_is_watched(stream: Few, monkeypatch: pytest.MonkeyPatch) -> None:
     mac, plain = network(), network("w/o word-attention")
-    truth, (own, wordless) = observed(stream, monkeypatch, 4, mac, plain)
+    truth, readings = observed(stream, monkeypatch, 4, mac, plain)
+    own, wordless = (reading.plain for reading in readings)
     block = stream.block
     assert truth.images.tolist() == [i for i, asked in enumerate(block.questions) for _ in asked]
     questions = [question for asked in block.questions for question in asked]
@@ -266,8 +315,11 @@ def test_how_many_at_once_does_not_matter(stream: Few, monkeypatch: pytest.Monke
     again, (same,) = observed(stream, monkeypatch, 100, network())
     for name, column in vars(truth).items():
         assert np.array_equal(column, getattr(again, name)), name
-    for name, column in vars(own).items():
-        assert np.allclose(column, getattr(same, name), atol=1e-5), name
+    for name, column in vars(own.plain).items():
+        assert np.allclose(column, getattr(same.plain, name), atol=1e-5), name
+    assert own.as_shown is not None
+    assert same.as_shown is not None
+    assert np.allclose(own.as_shown.attention, same.as_shown.attention, atol=1e-4)
 
 
 def test_images_that_nothing_is_asked_about(stream: Few, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,7 +332,7 @@ def test_images_that_nothing_is_asked_about(stream: Few, monkeypatch: pytest.Mon
     left = truth.images >= 4
     assert np.array_equal(fewer.images, truth.images[left])
     assert np.array_equal(fewer.cells, truth.cells)
-    assert np.array_equal(rest.peaks, own.peaks[left])
+    assert np.array_equal(rest.plain.peaks, own.plain.peaks[left])
     assert [batch.first_image for batch in seen] == [4, 6, 8]
     images = np.concatenate([batch.first_image + batch.images for batch in seen])
     assert np.array_equal(images, fewer.images)

@@ -66,9 +66,14 @@ def test_attention_beyond_a_resting_map() -> None:
     beyond, share = beyond_resting(attention, resting)
     np.testing.assert_allclose(beyond, [0.75, 0, 0.25, 0])
     assert share == pytest.approx(0.4)
-    beyond, share = beyond_resting(resting, resting)
-    assert share == 0
-    assert (beyond == 0).all()
+    for other in (resting, resting + np.array([0.005, 0, 0, -0.005])):
+        beyond, share = beyond_resting(other, resting)
+        assert share == 0
+        assert (beyond == 0).all()
+    both, rest = torch.from_numpy(np.stack([attention, resting])), torch.from_numpy(resting)
+    tensors = beyond_resting(both, rest.expand(2, -1))
+    np.testing.assert_allclose(tensors[0], np.array([[0.75, 0, 0.25, 0], np.zeros(4)]))
+    np.testing.assert_allclose(tensors[1], [0.4, 0])
 
 
 def test_an_explanation_beyond_resting() -> None:

@@ -3,8 +3,8 @@
 Three sources of attention are measured alike: the network's own for the question; its own for
 another question about the same image, which tells whether it looks for what is asked about or for
 objects in general; and that of the same network with random weights. Two more are pure chance, with
-as many tries as the network has active steps: random cells, and random objects. In a record as it
-was traced all steps are active; in a weighted one, those that are not idle.
+as many tries as the network has active steps: random cells, and random objects. In the plain
+reading all steps are active; in the other, those that the memory gate does not skip.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import numpy as np
 
 from macnet.data.formats import CLEVR
 from macnet.evaluation.accuracy import Proportion, to_json
-from macnet.explain.pointing import AttentionRecord, GroundTruth
+from macnet.explain.pointing import GroundTruth
+from macnet.explain.tracing import AttentionRecord
 
 NETWORK, OTHER_QUESTION, UNTRAINED = SOURCES = ("network", "another question", "random weights")
 
@@ -143,7 +144,7 @@ class Agreement:
 def measure(truth: GroundTruth, network: AttentionRecord, random: AttentionRecord) -> Agreement:
     """Compare the attention of a network, and of the same with random weights, with programs.
 
-    Both records are as they were traced, or both are weighted.
+    Both records are of the plain reading, or both of the other.
     """
     other_question = network.select(truth.other_questions)
     sources = {NETWORK: network, OTHER_QUESTION: other_question, UNTRAINED: random}

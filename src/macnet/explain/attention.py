@@ -50,11 +50,14 @@ class AttentionReport:
     world: World
     split: str
     agreement: Agreement
-    """Agreement of the attention of all steps alike."""
-    weighted: Agreement | None
-    """The same in the reading in which a step counts for what it changed; None without a gate."""
+    """Agreement of all of the attention."""
+    as_shown: Agreement | None
+    """The same of attention as `macnet explain` shows it: beyond resting maps, and each step
+    counted for what it changed; None if nothing is taken off and there is no gate."""
+    has_gate: bool
+    """Whether the network has a memory gate, so that steps may be idle."""
     masking: Masking
-    """Answers without the objects that active steps point at, and without others."""
+    """Answers without the objects that steps point at, and without others."""
     device: str
     seconds: float
 
@@ -66,7 +69,7 @@ class AttentionReport:
             "device": self.device,
             "seconds": self.seconds,
             "attention": self.agreement.to_record(),
-            "weighted": to_json(self.weighted),
+            "as_shown": to_json(self.as_shown),
             "masking": self.masking.to_record(),
         }
 
@@ -74,7 +77,9 @@ class AttentionReport:
         """Print the report as tables, by default to standard output."""
         row = self.network.system.label
         console = console or terminal()
-        show(self.agreement, self.weighted, row=row, what=self._name, console=console)
+        show(self.agreement, row=row, what=self._name, console=console)
+        if self.as_shown is not None:
+            show_as_shown(self.as_shown, has_gate=self.has_gate, console=console)
         show_masking(self.masking, console)
 
     def __str__(self) -> str:
@@ -127,7 +132,7 @@ def measure_attention(
         if is_rank_zero():
             log(f"the attention of {trained.path} is measured on {source}, on {device}")
         start, masking = time.monotonic(), MaskingTest(tracers[0])
-        truth, records = collect_attention(
+        truth, readings = collect_attention(
             tracers,
             trained.vocabulary,
             world,
@@ -138,13 +143,14 @@ def measure_attention(
             name=trained.path,
             on_batch=masking.add,
         )
-        has_gate = records[0].has_gate
+        plain, as_shown = zip(*readings, strict=True)
         return AttentionReport(
             network=trained,
             world=world,
             split=split,
-            agreement=measure(truth, *records),
-            weighted=measure(truth, *(r.weighted() for r in records)) if has_gate else None,
+            agreement=measure(truth, *plain),
+            as_shown=None if None in as_shown else measure(truth, *as_shown),
+            has_gate=plain[0].has_gate,
             masking=masking.result(),
             device=device,
             seconds=time.monotonic() - start,
@@ -154,28 +160,24 @@ def measure_attention(
 # --- tables ----------------------------------------------------------------------------------
 
 
-def show(
-    found: Agreement,
-    weighted: Agreement | None = None,
-    *,
-    row: str,
-    what: str,
-    console: Console | None = None,
-) -> None:
-    """Print what a system, named by its row in the paper's table 1, attends to.
-
-    `weighted` is the reading in which a step counts for what it changed.
-    """
+def show(found: Agreement, *, row: str, what: str, console: Console | None = None) -> None:
+    """Print what a system, named by its row in the paper's table 1, attends to."""
     console = console or terminal()
     asked = f"{found.answers.total:,} questions about {found.images:,} images"
     accuracy = f"{found.answers.percent(1)}% answered correctly"
     title = f"What {row} attends to on {what}: {asked}, {accuracy}"
     console.print(Text(title, style="bold"), soft_wrap=True)
     _show_reading(found, console)
-    if weighted is not None:
-        title = f"Each step by how far it moves the memory; idle if less than {IDLE:.0%} of the way"
-        console.print(Text(f"\n{title}", style="bold"), soft_wrap=True)
-        _show_reading(weighted, console, with_changes=True)
+
+
+def show_as_shown(found: Agreement, *, has_gate: bool, console: Console | None = None) -> None:
+    """Print the reading of attention as `macnet explain` shows it."""
+    console = console or terminal()
+    title = "\nAs macnet explain shows it: attention beyond the resting map of each step"
+    if has_gate:
+        title += f", which counts for how far it moves the memory (idle if less than {IDLE:.0%})"
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    _show_reading(found, console, with_changes=has_gate)
 
 
 def show_masking(found: Masking, console: Console | None = None) -> None:
@@ -200,8 +202,7 @@ def show_masking(found: Masking, console: Console | None = None) -> None:
 
 def _show_reading(found: Agreement, console: Console, *, with_changes: bool = False) -> None:
     console.print(_pointing(found))
-    if not with_changes:
-        console.print(_attention(found.objects))
+    console.print(_attention(found.objects))
     console.print(_by_step(found, with_changes))
     for sentence in (*_order(found), _travel(found)):
         console.print(Text(sentence), soft_wrap=True)

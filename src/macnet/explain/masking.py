@@ -22,7 +22,8 @@ from torch.nn.functional import max_pool1d
 
 from macnet.clevr.scene import MAX_OBJECTS
 from macnet.evaluation.accuracy import Proportion, to_json
-from macnet.explain.pointing import TracedBatch, Tracer
+from macnet.explain.pointing import TracedBatch
+from macnet.explain.tracing import Tracer
 
 PAINTED_OUT = NOTHING, POINTED_AT, OTHERS = "nothing", "objects pointed at", "as many others"
 SEED = 0  # of the choice of other objects
@@ -58,7 +59,7 @@ class MaskingTest:
     @torch.inference_mode()
     def add(self, batch: TracedBatch) -> None:
         """Ask about the images of a batch, all at once."""
-        cells, record = batch.cells.cpu().numpy(), batch.record.weighted()
+        cells, record = batch.cells.cpu().numpy(), batch.readings.best
         pointed_at = record.hits(cells, batch.images).max(1)  # (Q, 10)
         others = cells.max(2)[batch.images] & ~pointed_at
         counts: np.ndarray = pointed_at.sum(1)

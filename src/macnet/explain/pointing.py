@@ -12,11 +12,10 @@ points at both; chance is counted by the same rule.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,13 +33,13 @@ from macnet.clevr.world import World
 from macnet.data.block_encoder import BlockEncoder
 from macnet.data.endless import to_batch
 from macnet.data.question_arrays import UNKNOWN
-from macnet.data.vocab import PAD, Vocabulary
-from macnet.errors import InputError, not_finite_error
+from macnet.data.vocab import Vocabulary
+from macnet.errors import InputError
 from macnet.evaluation.predict import BATCH_IMAGES, BATCH_IMAGES_CPU
-from macnet.explain.reply import IDLE
+from macnet.explain.resting import other_questions
+from macnet.explain.tracing import Readings, Tracer, trace_attention
 from macnet.models.cells import object_cells
 from macnet.models.encoders import PixelEncoder
-from macnet.models.mac import StepTrace
 from macnet.progress import progress
 
 SEED = 0  # of untrained weights
@@ -87,77 +86,6 @@ class GroundTruth:
         return replace(self, cells=around.flatten(2).numpy())
 
 
-@dataclass(frozen=True)
-class AttentionRecord:
-    """What a network of p steps attended to, and its answers."""
-
-    peaks: np.ndarray
-    """(Q, p): the cell that a step attends to most; -1 if the step is idle, in `weighted`."""
-    attention: np.ndarray
-    """(Q, p, 10): the attention of a step to the cells of each object."""
-    positions: np.ndarray
-    """(Q, p): mean position of the attention to words, from 0, the first word, to 1, the last.
-
-    NaN if the network does not attend to words.
-    """
-    image_divergence: np.ndarray
-    """(Q, p, p): Jensen-Shannon divergence of the attention of two steps to the image, in bits."""
-    word_divergence: np.ndarray
-    """(Q, p, p): the same of words; NaN if the network does not attend to words."""
-    changes: np.ndarray
-    """(Q, p): how far a step moved the memory, from 0 to 1; 1 if there is no gate."""
-    answers: np.ndarray
-    """(Q,): ids of the predicted answers."""
-    has_gate: bool
-    """Whether the network has a memory gate, which may throw away what a step did."""
-
-    @property
-    def active(self) -> np.ndarray:
-        """(Q, p) bool: which steps count, which all do unless the record is `weighted`."""
-        return self.peaks >= 0
-
-    def hits(self, cells: np.ndarray, images: np.ndarray) -> np.ndarray:
-        """(Q, p, 10) bool: which objects each step points at.
-
-        `cells` (N, 10, L) show objects, and `images` (Q,) are those of the questions.
-        """
-        found: np.ndarray = cells[images[:, None], :, self.peaks] & self.active[..., None]
-        return found
-
-    def weighted(self) -> AttentionRecord:
-        """The reading in which a step counts for what it changed.
-
-        Attention to objects is multiplied by the step's change. A step that is idle points at
-        nothing and reads nothing.
-        """
-        idle = self.changes < IDLE
-        return replace(
-            self,
-            peaks=np.where(idle, -1, self.peaks),
-            attention=self.attention * self.changes[..., None],
-            positions=np.where(idle, np.nan, self.positions),
-        )
-
-    def select(self, questions: np.ndarray) -> AttentionRecord:
-        """The record of some of the questions, by their indices or by a mask."""
-        return replace(self, **{name: v[questions] for name, v in self._columns().items()})
-
-    @staticmethod
-    def concatenate(records: Sequence[AttentionRecord]) -> AttentionRecord:
-        """The record of the questions of several records of one network."""
-        parts, joined = [record._columns() for record in records], records[0]._columns()
-        for name in joined:
-            joined[name] = np.concatenate([part[name] for part in parts])
-        return replace(records[0], **joined)
-
-    def _columns(self) -> dict[str, Any]:
-        return {name: v for name, v in vars(self).items() if isinstance(v, np.ndarray)}
-
-
-Tracer: TypeAlias = Callable[[Tensor, Tensor], tuple[Tensor, list[StepTrace]]]
-"""Logits and reasoning steps for images and questions."""
-
-
 class TracedBatch(NamedTuple):
     """Q questions about N images, and what a network attended to."""
 
@@ -173,7 +101,7 @@ class TracedBatch(NamedTuple):
     """(Q, S): tokens."""
     answers: np.ndarray
     """(Q,): ids of the correct answers."""
-    record: AttentionRecord
+    readings: Readings
 
 
 def trained_and_untrained(trained: TrainedNetwork, device: torch.device) -> tuple[Tracer, Tracer]:
@@ -203,7 +131,7 @@ def collect_attention(
     workers: int = 0,
     name: object = "the network",
     on_batch: Callable[[TracedBatch], None] = lambda batch: None,
-) -> tuple[GroundTruth, list[AttentionRecord]]:
+) -> tuple[GroundTruth, list[Readings]]:
     """Trace networks on the questions about the first images of a split.
 
     Their grids of cells must be the same. `on_batch` is called with each batch of the first one.
@@ -211,12 +139,12 @@ def collect_attention(
     """
     if images < 1:
         raise InputError(f"`world_images` is {images}; it must be at least 1")
-    encoder = BlockEncoder.for_world(world, vocabulary)
+    encoder, others = BlockEncoder.for_world(world, vocabulary), other_questions(vocabulary)
     grid_width = len(PixelEncoder.cell_centers(world.height, world.width)[1])
     shown: list[Tensor] = []
     counts: list[int] = []  # of objects in each image
     asked: list[tuple[Any, ...]] = []
-    found: list[list[AttentionRecord]] = [[] for _ in tracers]
+    found: list[list[Readings]] = [[] for _ in tracers]
     with (
         progress("tracing", "images", images) as advance,
         Stream(world, split=split, device=device, workers=workers) as stream,
@@ -235,7 +163,7 @@ def collect_attention(
             if own := asked[first_question:]:  # in an easier world, nothing may fit a few scenes
                 tokens, real = pad_block(block, encoder)
                 for parts, trace in zip(found, tracers, strict=True):
-                    padded = trace_attention(trace, block.images, tokens, cells, name)
+                    padded = trace_attention(trace, block.images, tokens, cells, name, others)
                     parts.append(padded.select(real))
                 batch = TracedBatch(
                     first_image=first_image,
@@ -244,7 +172,7 @@ def collect_attention(
                     images=np.array([image for image, *_ in own]) - first_image,
                     questions=tokens[torch.from_numpy(real).to(tokens.device)],
                     answers=np.array([answer for *_, answer in own]),
-                    record=found[0][-1],
+                    readings=found[0][-1],
                 )
                 on_batch(batch)
             advance(len(block.images))
@@ -265,53 +193,7 @@ def collect_attention(
         groups=np.array(groups),
         answers=np.array(answers),
     )
-    return truth, [AttentionRecord.concatenate(parts) for parts in found]
-
-
-@torch.inference_mode()
-def trace_attention(
-    trace: Tracer, images: Tensor, questions: Tensor, cells: Tensor, name: object = "the network"
-) -> AttentionRecord:
-    """Of N images and B questions, as a network takes them; cells: (N, 10, L)."""
-    logits, steps = trace(images, questions)
-    if not logits.isfinite().all():  # the columns below are waited for as well
-        raise not_finite_error(name)
-    attention = torch.stack([step.knowledge for step in steps], 1).float()  # (B, p, L)
-    each = len(questions) // len(images)
-    on_objects = torch.einsum("ngpl,nol->ngpo", attention.unflatten(0, (-1, each)), cells.float())
-    words = [step.words for step in steps if step.words is not None]
-    word_divergence = attention.new_full((*attention.shape[:2], len(steps)), torch.nan)
-    if words:
-        by_word = torch.stack(words, 1).float()  # (B, p, S)
-        word_divergence = pairwise_divergence(by_word)
-        length = (questions != PAD).sum(1).clamp(min=2)[:, None]
-        index = torch.arange(questions.shape[1], device=questions.device)
-        positions = (by_word @ index.float()) / (length - 1)  # (B, p)
-    else:
-        positions = torch.full(attention.shape[:2], torch.nan)
-    changes = [step.change for step in steps if step.change is not None]
-    return AttentionRecord(
-        peaks=attention.argmax(2).cpu().numpy(),
-        attention=on_objects.flatten(0, 1).cpu().numpy(),
-        positions=positions.cpu().numpy(),
-        image_divergence=pairwise_divergence(attention).cpu().numpy(),
-        word_divergence=word_divergence.cpu().numpy(),
-        changes=(torch.stack(changes, 1) if changes else torch.ones(positions.shape)).cpu().numpy(),
-        answers=logits.argmax(1).cpu().numpy(),
-        has_gate=bool(changes),
-    )
-
-
-def pairwise_divergence(attention: Tensor) -> Tensor:
-    """(B, p, p): Jensen-Shannon divergences, in bits, between p distributions (B, p, L)."""
-    entropy = torch.special.entr(attention).sum(-1)  # (B, p)
-    of_mixtures = [  # step by step, for p² mixtures at once would take much memory
-        torch.special.entr((attention[:, i, None] + attention) / 2).sum(-1)
-        for i in range(attention.shape[1])
-    ]
-    nats = torch.stack(of_mixtures, 1) - (entropy[:, :, None] + entropy[:, None]) / 2
-    bits: Tensor = (nats / math.log(2)).clamp(0, 1)  # rounding may lead out of it
-    return bits
+    return truth, [Readings.concatenate(parts) for parts in found]
 
 
 def _to_mask(objects: Sequence[Sequence[int]]) -> np.ndarray:

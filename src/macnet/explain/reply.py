@@ -5,14 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from reprlib import repr as shown  # which no word can make longer than a line
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 from macnet.data.unknown_words import UnknownWord
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 IDLE = 0.1
 """A step that moves the memory less than this share of the way is idle: the gate skips it."""
+
+
+RESTING = 0.01
+"""A step whose attention differs from its resting map by a smaller share only rests."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +136,18 @@ class Explanation:
         return self.steps or self.modules
 
 
-def beyond_resting(attention: np.ndarray, resting: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Attention (..., L) beyond a resting map, with a sum of one; and its share of all (...)."""
-    beyond = np.maximum(attention - resting, 0)
+Attention = TypeVar("Attention", np.ndarray, "Tensor")
+
+
+def beyond_resting(attention: Attention, resting: Attention) -> tuple[Attention, Attention]:
+    """Attention (..., L) beyond a resting map, with a sum of one; and its share of all (...).
+
+    Where the share is less than `RESTING`, both are zero.
+    """
+    beyond = (attention - resting).clip(0)
     share = beyond.sum(-1)
-    return beyond / np.maximum(share, np.finfo(beyond.dtype).tiny)[..., None], share
+    share = share * (share >= RESTING)
+    return beyond * (share > 0)[..., None] / share.clip(RESTING)[..., None], share
 
 
 def _beyond_resting(step: StepAttention) -> StepAttention:
