@@ -22,10 +22,9 @@ from macnet.explain.agreement import (
     UNTRAINED,
     Agreement,
     PeakTargets,
-    hit_probability,
-    measure,
 )
 from macnet.explain.attention import show, show_as_shown
+from macnet.explain.comparison import hit_probability, measure
 from macnet.explain.pointing import GroundTruth
 from macnet.explain.reply import IDLE
 from macnet.explain.tracing import AttentionRecord
@@ -95,6 +94,7 @@ def watched(
         positions=np.zeros(peaks.shape) if positions is None else positions,
         image_divergence=np.full((*peaks.shape, peaks.shape[1]), 0.25),
         word_divergence=np.full((*peaks.shape, peaks.shape[1]), 0.5),
+        shares=np.full(peaks.shape, 0.25),
         changes=np.ones(peaks.shape) if changes is None else changes,
         answers=truth.answers,
         has_gate=changes is not None,
@@ -480,11 +480,11 @@ def test_both_readings_of_a_network_with_a_gate_are_shown(width: int) -> None:
     assert "…" not in "".join(lines)
     assert all(len(line) <= width for line in added if "─" in line or re.match(r" +\d ", line))
     steps = [line.split() for line in added if re.match(r" +\d ", line)]
-    assert [len(row) for row in steps] == [8] * STEPS
-    assert steps[2] == ["3", "–", "–", "–", "–", "100.0", "0.0", "–"]
+    assert [len(row) for row in steps] == [9] * STEPS
+    assert steps[2] == ["3", "–", "–", "–", "–", "25.0", "100.0", "0.0", "–"]
     (every,) = (line.split() for line in added if line.startswith(" all "))
     of_all = weighted.all_steps[NETWORK]
-    assert every[5:] == [f"{100 * of_all.idle:.1f}", f"{100 * of_all.change:.1f}"]
+    assert every[5:] == ["25.0", f"{100 * of_all.idle:.1f}", f"{100 * of_all.change:.1f}"]
 
 
 def test_one_that_reads_no_words_is_shown() -> None:

@@ -21,7 +21,8 @@ from macnet.data.block_encoder import world_texts
 from macnet.data.vocab import Vocabulary
 from macnet.errors import InputError
 from macnet.explain import pointing, reply
-from macnet.explain.agreement import NETWORK, OTHER_QUESTION, UNTRAINED, measure
+from macnet.explain.agreement import NETWORK, OTHER_QUESTION, UNTRAINED
+from macnet.explain.comparison import measure
 from macnet.explain.pointing import (
     GroundTruth,
     TracedBatch,

@@ -31,8 +31,8 @@ from macnet.explain.agreement import (
     Agreement,
     Pointing,
     StepSummary,
-    measure,
 )
+from macnet.explain.comparison import measure
 from macnet.explain.masking import PAINTED_OUT, Masking, MaskingTest
 from macnet.explain.pointing import collect_attention, trained_and_untrained
 from macnet.explain.reply import IDLE
@@ -177,7 +177,7 @@ def show_as_shown(found: Agreement, *, has_gate: bool, console: Console | None =
     if has_gate:
         title += f", which counts for how far it moves the memory (idle if less than {IDLE:.0%})"
     console.print(Text(title, style="bold"), soft_wrap=True)
-    _show_reading(found, console, with_changes=has_gate)
+    _show_reading(found, console, with_shares=True, with_changes=has_gate)
 
 
 def show_masking(found: Masking, console: Console | None = None) -> None:
@@ -194,16 +194,18 @@ def show_masking(found: Masking, console: Console | None = None) -> None:
     console.print(table)
     sentence = (
         f"Of {whole.total:,} questions, each about another image, {_with_interval(whole)} are "
-        f"answered correctly; {_with_interval(without)} if the objects that active steps point at "
+        f"answered correctly; {_with_interval(without)} if the objects that steps point at "
         f"are painted out, {_with_interval(control)} if as many others are."
     )
     console.print(Text(sentence), soft_wrap=True)
 
 
-def _show_reading(found: Agreement, console: Console, *, with_changes: bool = False) -> None:
+def _show_reading(
+    found: Agreement, console: Console, *, with_shares: bool = False, with_changes: bool = False
+) -> None:
     console.print(_pointing(found))
     console.print(_attention(found.objects))
-    console.print(_by_step(found, with_changes))
+    console.print(_by_step(found, with_shares, with_changes))
     for sentence in (*_order(found), _travel(found)):
         console.print(Text(sentence), soft_wrap=True)
 
@@ -243,10 +245,9 @@ def _attention(objects: Mapping[str, Pointing]) -> Table:
     return table
 
 
-def _by_step(found: Agreement, with_changes: bool) -> Table:
-    heads = ["referenced\nobjects", "other\nobjects", "ground", "top object\nreferenced"]
-    if with_changes:
-        heads += ["idle", "change"]
+def _by_step(found: Agreement, with_shares: bool, with_changes: bool) -> Table:
+    heads = ["refer-\nenced\nobjects", "other\nobjects", "ground", "top one\nrefer-\nenced"]
+    heads += ["share"] * with_shares + ["idle", "change"] * with_changes
     positions = found.positions[NETWORK]
     title = "Where steps point, %"
     if positions:
@@ -255,10 +256,10 @@ def _by_step(found: Agreement, with_changes: bool) -> Table:
     table = _table(title, "step", *heads)
 
     def numbers(step: StepSummary) -> list[str]:
-        shown = *step.targets, step.top_object_referenced, step.idle, step.change
-        return [_percent(value) for value in (shown if with_changes else shown[:4])]
+        shown = [*step.targets, step.top_object_referenced, *[step.share] * with_shares]
+        return [*map(_percent, shown + [step.idle, step.change] * with_changes)]
 
-    columns = found.steps, found.top_object_referenced, found.idle, found.change
+    columns = found.steps, found.top_object_referenced, found.share, found.idle, found.change
     steps = map(StepSummary, *(column[NETWORK] for column in columns))
     for number, step in enumerate(steps, start=1):
         position = map(_fraction, positions[number - 1 : number])  # there may be none
@@ -283,13 +284,13 @@ def _order(found: Agreement) -> list[str]:
             f"times), it is the leading one in {own}; for another question in {other}, with random "
             f"weights in {untrained}, by chance in 50%. The step that attends most to the leading "
             f"one comes first in {_with_interval(by_attention[NETWORK])}; with random weights in "
-            f"{by_attention[UNTRAINED].percent(1)}%."
+            f"{_with_interval(by_attention[UNTRAINED])}."
         )
     if backwards[NETWORK].total:
         sentences.append(
             f"Of {backwards[NETWORK].total:,} questions, {_with_interval(backwards[NETWORK])} are "
             "read from the end backwards, all in all; with random weights "
-            f"{backwards[UNTRAINED].percent(1)}%."
+            f"{_with_interval(backwards[UNTRAINED])}."
         )
     return sentences
 

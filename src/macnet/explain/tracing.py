@@ -46,6 +46,8 @@ class AttentionRecord:
     """(Q, p, p): Jensen-Shannon divergence of the attention of two steps to the image, in bits."""
     word_divergence: np.ndarray
     """(Q, p, p): the same of words; NaN if the network does not attend to words."""
+    shares: np.ndarray
+    """(Q, p): the share of a step's attention that is beyond its resting map; 1 if all is read."""
     changes: np.ndarray
     """(Q, p): how far a step moved the memory, from 0 to 1; 1 if there is no gate."""
     answers: np.ndarray
@@ -149,11 +151,11 @@ def trace_attention(
     _, of_others = trace(images, others.to(images.device).repeat(len(images), 1))
     resting = resting_maps(of_others, len(images))  # (N, p, L)
     each = len(questions) // len(images)
-    beyond = [
-        step._replace(knowledge=beyond_resting(step.knowledge.float(), rest)[0])
-        for step, rest in zip(steps, resting.repeat_interleave(each, 0).unbind(1), strict=True)
-    ]
-    return Readings(plain, _read(logits, beyond, questions, cells).weighted())
+    all_attention = torch.stack([step.knowledge for step in steps], 1).float()  # (B, p, L)
+    beyond, shares = beyond_resting(all_attention, resting.repeat_interleave(each, 0))
+    steps = [step._replace(knowledge=b) for step, b in zip(steps, beyond.unbind(1), strict=True)]
+    as_shown = replace(_read(logits, steps, questions, cells), shares=shares.cpu().numpy())
+    return Readings(plain, as_shown.weighted())
 
 
 def _read(
@@ -180,6 +182,7 @@ def _read(
         positions=positions.cpu().numpy(),
         image_divergence=pairwise_divergence(attention).cpu().numpy(),
         word_divergence=word_divergence.cpu().numpy(),
+        shares=np.ones(positions.shape, np.float32),
         changes=(torch.stack(changes, 1) if changes else torch.ones(positions.shape)).cpu().numpy(),
         answers=logits.argmax(1).cpu().numpy(),
         has_gate=bool(changes),
