@@ -278,6 +278,45 @@ def test_the_speeds_and_the_accuracy_in_the_text_of_the_readme_are_those_of_the_
     assert f"takes {seconds[len(seconds) // 2]:.1f} s" in text
 
 
+def test_what_is_said_of_attention_is_in_its_record() -> None:
+    measured, text = result("attention.json"), " ".join(read(README).split())
+    shown, masked = measured["as_shown"], measured["masking"]["accuracy"]
+
+    def percent(value: float, digits: int = 1) -> str:
+        return f"{100 * value:.{digits}f}"
+
+    def pointed_at(reading: str, kind: str, source: str = "network") -> float:
+        objects = measured[reading]["objects"][kind]["pointed_at"]
+        return float(objects[source]["accuracy"])
+
+    of_some, of_others = (pointed_at("as_shown", kind) for kind in ("referenced", "not referenced"))
+    assert f"{of_some:.0%} of the objects that questions refer to are pointed at" in text
+    assert f"and {of_others:.0%} of the others" in text
+    without, control = (masked[k]["accuracy"] for k in ("objects pointed at", "as many others"))
+    assert f"painted out, {without:.0%} of the answers are correct" in text
+    assert f"as many others are, {control:.0%}" in text
+
+    page = prose(ROOT / "docs/attention.md").replace("**", "")
+    sources = "network", "another question", "random weights"
+    for reading, opening in (
+        ("as_shown", "beyond resting maps: "),
+        ("attention", "all attention: "),
+    ):
+        for name, kind in ((f"{opening}referents", "unique"), ("members", "counted")):
+            row = " | ".join(percent(pointed_at(reading, kind, source)) for source in sources)
+            assert f"| {name} | {row} |" in page
+    plain, share = measured["attention"], shown["share"]["network"]
+    for number, columns in enumerate(
+        zip(shown["steps"]["network"], share, plain["steps"]["network"], strict=True), start=1
+    ):
+        step, beyond, of_all = columns
+        cells = [*step.values(), beyond, *of_all.values()]
+        assert f"| {number} | {' | '.join(map(percent, cells))} |" in page
+    both, order = (shown[name]["network"]["accuracy"] for name in ("both_pointed_at", "order"))
+    assert f"both are pointed at in {percent(both)}% of cases" in page
+    assert f"the leading one comes first in {percent(order)}%" in page
+
+
 def test_the_table_of_changes_on_a_fixed_set_is_that_of_the_records() -> None:
     text = prose(ROOT / "docs/training.md").replace("**", "")
     by_variant = defaultdict[str, list[Any]](list)
