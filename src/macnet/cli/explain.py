@@ -49,18 +49,18 @@ def explain(
 ) -> None:
     """Show what a trained network attends to on the way to its answer.
 
-    The chain of reasoning that led to the answer: which words a step reads and where it looks in
-    the image; steps that are alike are shown as one, and steps that the memory gate skips as idle.
-    Of a network that writes programs it shows the program, module by module. A PNG, SVG or PDF is a
-    figure, a GIF an animation, an HTML page is interactive and works offline.
+    It shows the chain of reasoning that led to the answer: which words a step reads and where it
+    looks in the image. Steps that are alike are shown as one, and those that a memory gate skips as
+    idle. Of a network that writes programs it shows the program, module by module. A PNG, SVG or
+    PDF is a figure, a GIF an animation, an HTML page is interactive and works offline.
 
     Args:
         image: An image of any kind and size; if not given, a scene is generated.
         question: The question about it, in quotes.
         out: The file to write; its name decides which of these it is.
         steps: The steps to show large, each by itself; those that tell most if not given.
-        keep_resting: Show all of a step's attention. If not given, its resting map is taken off:
-            what it attends to on average for other questions about the image.
+        keep_resting: Show all of a step's attention. If not given, its resting map is taken off,
+            which is what it attends to on average for other questions about the image.
         program: The true program, to be shown too, such as "count filter_color[red] scene".
         model: Folder of a run, or its best.safetensors; the shipped network if not given.
         device: Where the network runs.
