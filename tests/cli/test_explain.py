@@ -105,8 +105,8 @@ def test_unknown_words_are_named(
                 ("1-", "--steps is 1-; give all"),
                 ("2-1", "--steps has 2-1; steps are counted from 1, upwards"),
                 ("0", "--steps has 0; steps are counted from 1"),
-                ("1-99999999", "--steps has 1-99999999; steps are counted"),
-                ("1,3", "--steps has 3, but the network has 2 steps"),
+                ("1-99999999", "--steps has 99999999; no network has so many steps"),
+                ("1,3", "--steps has 3; choose from 1 to 2, for it has no more"),
             )
         ),
         (

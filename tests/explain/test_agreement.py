@@ -94,6 +94,7 @@ def watched(
         positions=np.zeros(peaks.shape) if positions is None else positions,
         image_divergence=np.full((*peaks.shape, peaks.shape[1]), 0.25),
         word_divergence=np.full((*peaks.shape, peaks.shape[1]), 0.5),
+        idle=np.zeros(peaks.shape, bool),
         shares=np.full(peaks.shape, 0.25),
         changes=np.ones(peaks.shape) if changes is None else changes,
         answers=truth.answers,

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import re
+import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pytest
 from hypothesis import given
@@ -44,6 +46,7 @@ from macnet.explain.figure import (
 )
 from macnet.explain.grouping import StepGroup, merge_steps
 from macnet.explain.overlay import overlay_attention
+from macnet.explain.page import write_page
 from macnet.explain.reply import Explanation
 
 
@@ -152,6 +155,41 @@ def test_vectors_have_the_size_and_the_text_of_the_figure(tmp_path: Path) -> Non
     pdf = (tmp_path / "figure.pdf").read_bytes()
     assert pdf.startswith(b"%PDF")
     assert f"/MediaBox [ 0 0 {figure.width} {figure.height} ]".encode() in pdf
+
+
+@pytest.mark.parametrize(
+    "question", ["what \udcff is \x01 this", "这个立方体是什么颜色的?", "a \x1b[31m b"]
+)
+def test_vectors_of_letters_that_no_file_can_hold(question: str, tmp_path: Path) -> None:
+    for name in ("figure.svg", "figure.pdf"):
+        write_figure(explanation(steps=1, question=question), tmp_path / name)
+    ElementTree.parse(tmp_path / "figure.svg")
+
+
+def test_vectors_do_not_depend_on_the_settings_of_the_user(tmp_path: Path) -> None:
+    contents = []
+    for settings in ({}, {"savefig.bbox": "tight", "svg.fonttype": "none", "font.size": 33.0}):
+        with matplotlib.rc_context(settings):  # type: ignore[arg-type]
+            write_figure(explanation(steps=2), tmp_path / "figure.svg")
+            assert settings.items() <= matplotlib.rcParams.items()  # which stay as they are
+        contents.append((tmp_path / "figure.svg").read_bytes())
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".gif", ".html"])
+def test_steps_that_only_rest_are_dark(suffix: str, tmp_path: Path) -> None:
+    told = explanation(steps=4, resting=True, gate=False)
+    for step in told.steps[1:3]:
+        object.__setattr__(step, "resting", step.image)
+    beyond = told.beyond_resting
+    assert [step.share == 0 for step in beyond.steps] == [False, True, True, False]
+    write = {".gif": write_gif, ".html": write_page}.get(suffix, write_figure)
+    write(told if suffix == ".html" else beyond, tmp_path / f"a{suffix}")
+    dark = overlay_attention(told.image, beyond.steps[1].image, told.centers)
+    assert dark.max() <= round(0.4 * 255)
+    if suffix == ".html":
+        page = (tmp_path / "a.html").read_text()
+        assert page.count("to no place in particular. Its resting map, 100% of its") == 2
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,32 @@ def test_the_most_telling_groups_attend_to_something_new() -> None:
     assert most_telling(faint, 2) == [faint[0], faint[2]]
 
 
+def test_steps_that_attend_to_nothing_but_their_resting_map_are_alike_and_tell_nothing() -> None:
+    rests = [replace(step((0, 0)), image=np.zeros(CELLS), share=0.0) for _ in range(3)]
+    groups = group_steps([*rests, step((1, 1)), rests[0]])
+    assert [group.numbers for group in groups] == [(1, 2, 3), (4,), (5,)]
+    assert most_telling(groups, 1) == [groups[1]]
+
+
+def test_the_first_group_counts_as_much_as_others() -> None:
+    steps = [step((i % 6, i), i % 4) for i in (0, 2, 4)]
+    groups = [merge_steps([each], [1]) for each in steps]
+    groups.append(merge_steps([replace(step((0, 5), 1), share=0.7)], [1]))
+    assert most_telling(groups, 3) == groups[:3]
+
+
+def test_steps_that_change_nothing_count_alike() -> None:
+    group = merge_steps([step((0, 0), 0, 0.0), step((5, 5), 1, 0.0)], [1, 2])
+    assert group.words == pytest.approx([0.5, 0.5, 0, 0])
+    assert (group.image.sum(), group.change) == (1, 0)
+
+
+def test_of_all_attention_a_group_has_all() -> None:
+    for count in range(1, 30):
+        steps = [step((1, 1), 0, 0.1 + i / 100) for i in range(count)]
+        assert merge_steps(steps, range(1, count + 1)).share == 1
+
+
 @given(seed=st.integers(0, 999), count=st.integers(1, 16))
 def test_each_active_step_is_in_one_group(seed: int, count: int) -> None:
     rng = np.random.default_rng(seed)

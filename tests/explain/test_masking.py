@@ -73,6 +73,7 @@ def batch(counts: list[int], peaks: dict[tuple[int, int], list[int]], first: int
         positions=np.zeros((questions, STEPS)),
         image_divergence=np.zeros((questions, STEPS, STEPS)),
         word_divergence=np.zeros((questions, STEPS, STEPS)),
+        idle=np.zeros(rows.shape, bool),
         shares=np.ones((questions, STEPS)),
         changes=changes,
         answers=np.ones(questions, int),

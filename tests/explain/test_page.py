@@ -272,6 +272,10 @@ function act() {
   done.textContent = JSON.stringify({
     seen, beyond, all: brightest(), said: $("said").textContent, follows: (go(1), following()),
     chain: $("chain").textContent, idle: [...document.querySelectorAll("#strip .idle")].length,
+    pressed: !$("take").dispatchEvent(
+      new KeyboardEvent("keydown", { key: " ", bubbles: true, cancelable: true })
+    ),
+    offered: getComputedStyle($("beyond")).display, words: $("shares").textContent,
   });
   document.body.append(done);
 }
@@ -317,6 +321,31 @@ def test_the_reasoning_in_a_browser(tmp_path: Path) -> None:
     assert did["said"].startswith("Step 3 of 3 reads “ball” (100%)")
     assert "resting" not in did["said"]
     assert (did["follows"], did["idle"]) == (3, 1)  # play passes over the idle step
+    assert did["pressed"] is False  # the space bar is left to the box
+    assert did["offered"] == "block"
+    assert did["words"] == "Attention to each wordred 100.0%, ball 0.0%"  # of step 1
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_what_there_is_not_is_not_offered_in_a_browser(tmp_path: Path) -> None:
+    """No box where no resting map is known, and no words where none is attended to."""
+    told = explanation(steps=2, words=False, first=None)
+    told.image[:] = 128
+    file = tmp_path / "page.html"
+    acts = """<script>
+    const waiting = setInterval(() => {
+      if (now < 0) return;
+      clearInterval(waiting);
+      const shown = ["beyond", "shares", "reasoning", "recall", "controls"].filter(
+        (id) => getComputedStyle($(id)).display !== "none"
+      );
+      const done = document.createElement("output");
+      done.textContent = JSON.stringify(shown);
+      document.body.append(done);
+    }, 50);
+    </script>"""
+    file.write_text(make_page(told).replace("</body>", f"{acts}</body>"))
+    assert acted(file) == ["controls"]
 
 
 MODULE_ACTS = """

@@ -93,6 +93,9 @@ def explain(
     if suffix == ".html":
         write_page(explanation, out)
     else:
+        if explanation.modules and (steps is not None or keep_resting):
+            name = "--steps" if steps is not None else "--keep-resting"
+            raise InputError(f"{name} is given, but the network writes programs; leave it out")
         shown = explanation if keep_resting else explanation.beyond_resting
         write = write_gif if suffix == ".gif" else write_figure
         write(shown, out, _choose(shown, numbers))
@@ -111,8 +114,10 @@ def _parse_steps(text: str) -> list[int] | Literal["all"]:
         if not all(bound.strip().isdecimal() and len(bound) < 9 for bound in bounds):
             raise InputError(f"--steps is {text:.60}; give all, or numbers such as 1,10-12")
         low, high = map(int, bounds)
-        if not 1 <= low <= high < low + MAX_STEPS:
+        if not 1 <= low <= high:
             raise InputError(f"--steps has {part:.60}; steps are counted from 1, upwards")
+        if high > MAX_STEPS:
+            raise InputError(f"--steps has {high}; no network has so many steps")
         numbers += range(low, high + 1)
     return sorted(set(numbers))
 
@@ -126,12 +131,10 @@ def _choose(
     if numbers is None:
         return None
     count = len(explanation.steps)
-    if not count:
-        raise InputError("--steps is given, but the network writes programs; leave it out")
     if numbers == "all":
         numbers = [*range(1, count + 1)]
     if numbers[-1] > count:
-        raise InputError(f"--steps has {numbers[-1]}, but the network has {count} steps")
+        raise InputError(f"--steps has {numbers[-1]}; choose from 1 to {count}, for it has no more")
     return [merge_steps(explanation.steps, [number]) for number in numbers]
 
 

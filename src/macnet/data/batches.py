@@ -21,7 +21,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -69,6 +69,9 @@ class GuidedBatch(Batch):
     references: Tensor
     """(B,) int64: the objects that a question refers to as a bitmask, bit i for object i; 0 for a
     filler."""
+
+    def _replace(self, **columns: Any) -> Self:
+        return self.of(Batch(*self)._replace(**columns), self.objects, self.references)
 
     @classmethod
     def of(cls, batch: Batch, objects: Tensor, references: Tensor) -> Self:

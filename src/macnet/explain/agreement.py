@@ -71,7 +71,9 @@ class StepSummary(NamedTuple):
     share: float
     """The mean share of the attention that is beyond the resting map; 1 in the plain reading."""
     idle: float
-    """The share of questions in which the step is idle."""
+    """The share of questions in which the gate skips the step; 0 in the plain reading."""
+    resting: float
+    """The share in which it is not idle, but attends to nothing beyond its resting map."""
     change: float
     """The mean change of the memory, from 0 to 1, idle or not; 1 if there is no gate."""
 
@@ -105,6 +107,8 @@ class Agreement:
     """`StepSummary.share` of each step, by source."""
     idle: Mapping[str, list[float]]
     """`StepSummary.idle` of each step, by source."""
+    resting: Mapping[str, list[float]]
+    """`StepSummary.resting` of each step, by source."""
     change: Mapping[str, list[float]]
     """`StepSummary.change` of each step, by source."""
     all_steps: Mapping[str, StepSummary]

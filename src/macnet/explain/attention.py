@@ -259,7 +259,10 @@ def _by_step(found: Agreement, with_shares: bool, with_changes: bool) -> Table:
         shown = [*step.targets, step.top_object_referenced, *[step.share] * with_shares]
         return [*map(_percent, shown + [step.idle, step.change] * with_changes)]
 
-    columns = found.steps, found.top_object_referenced, found.share, found.idle, found.change
+    columns = (
+        *(found.steps, found.top_object_referenced, found.share),
+        *(found.idle, found.resting, found.change),
+    )
     steps = map(StepSummary, *(column[NETWORK] for column in columns))
     for number, step in enumerate(steps, start=1):
         position = map(_fraction, positions[number - 1 : number])  # there may be none

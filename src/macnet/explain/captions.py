@@ -12,7 +12,7 @@ from macnet.explain.reply import GridCenters, Reply
 TOP_WORDS, TOP_SHARE = 6, 2 / 3  # the most words of a phrase, and their attention
 MAX_LETTERS = 15  # of a word there
 SMALL_WORDS = frozenset(("a", "an", "the", "of", "is", "are", "that", "as", "it", "to", "…"))
-LIT = 0.4  # of the strongest attention, and so of its brightness
+LIT_SHARE = 0.4  # of the strongest attention, and so of its brightness
 SPREAD = 1 / 3  # of all cells: if more are lit, no place is named
 MIN_SHARE, MAX_PLACES = 0.1, 3  # of the attention, for a place to be named; of places
 SHOWN = 0.01  # the probability from which answers are shown; the second is in any case
@@ -60,7 +60,7 @@ def lit_places(attention: np.ndarray, centers: GridCenters) -> list[Place]:
 
     A place is made of cells that are at least 0.4 times as bright as the brightest one, and touch.
     """
-    bright = attention >= LIT * attention.max()
+    bright = attention >= LIT_SHARE * attention.max()
     if bright.mean() > SPREAD:
         return []
     found: list[Place] = []

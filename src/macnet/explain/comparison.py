@@ -84,6 +84,7 @@ def measure(truth: GroundTruth, network: AttentionRecord, random: AttentionRecor
         top_object_referenced=of_steps("top_object_referenced"),
         share=of_steps("share"),
         idle=of_steps("idle"),
+        resting=of_steps("resting"),
         change=of_steps("change"),
         all_steps={name: found[-1] for name, found in summaries.items()},
         random_object=_mean((referenced.sum(1) / truth.exists.sum(1)[truth.images])[some]),
@@ -97,7 +98,7 @@ def measure(truth: GroundTruth, network: AttentionRecord, random: AttentionRecor
         reads_backwards={name: _backwards(r.positions) for name, r in records.items()},
         positions={name: _means(r.positions) for name, r in records.items()},
         image_travel={n: _travel(r.image_divergence, r.active) for n, r in records.items()},
-        word_travel={n: _travel(r.word_divergence, r.active) for n, r in records.items()},
+        word_travel={n: _travel(r.word_divergence, ~r.idle) for n, r in records.items()},
     )
 
 
@@ -145,7 +146,8 @@ def _summarize_steps(
 ) -> list[StepSummary]:
     """Of each step, and last of all together; hits are (Q, p, 10), referenced objects (Q, 10)."""
     referenced = np.broadcast_to(referenced[:, None], hits.shape)
-    columns = hits, referenced, record.attention, record.active, record.shares, record.changes
+    r = record
+    columns = hits, referenced, r.attention, r.active, r.idle, r.shares, r.changes
     steps = [_summarize(*(column[:, i] for column in columns)) for i in range(hits.shape[1])]
     return [*steps, _summarize(*(column.reshape(-1, *column.shape[2:]) for column in columns))]
 
@@ -155,6 +157,7 @@ def _summarize(
     referenced: np.ndarray,
     attention: np.ndarray,
     active: np.ndarray,
+    idle: np.ndarray,
     shares: np.ndarray,
     changes: np.ndarray,
 ) -> StepSummary:
@@ -170,7 +173,8 @@ def _summarize(
         ),
         top_object_referenced=_mean(top_referenced[active & (attention.max(1) > 0)]),
         share=_mean(shares),
-        idle=_mean(~active),
+        idle=_mean(idle),
+        resting=_mean(~active & ~idle),
         change=_mean(changes),
     )
 
@@ -223,7 +227,7 @@ def _means(positions: np.ndarray) -> list[float]:
 
 
 def _travel(divergence: np.ndarray, active: np.ndarray) -> float:
-    """The mean over questions of the divergence (Q, p, p) from each active step to the next."""
+    """The mean over questions of the divergence (Q, p, p) from each active step to the next one."""
     steps = np.arange(active.shape[1])
     latest = np.maximum.accumulate(np.where(active, steps, -1), 1)  # (Q, p): active steps so far
     before = np.pad(latest[:, :-1], ((0, 0), (1, 0)), constant_values=-1)

@@ -68,14 +68,16 @@ def merge_steps(steps: Sequence[StepAttention], numbers: Sequence[int]) -> StepG
     """Steps as one group, by their numbers."""
     members = [steps[number - 1] for number in numbers]
     changes = [1.0 if step.change is None else step.change for step in members]
-    shares = np.array(changes) / max(sum(changes), 1e-9)
+    weights = np.array(changes) if sum(changes) else np.ones(len(changes))
+    shares = weights / weights.sum()
     words = None
     if members[0].words is not None:
         words = shares @ np.stack([step.words for step in members if step.words is not None])
     image = np.einsum("s,shw->hw", shares, np.stack([step.image for step in members]))
     gated = members[0].change is not None
     change = 1 - float(np.prod(1 - np.array(changes))) if gated else None
-    share = float(shares @ [step.share for step in members])
+    shown = [step.share for step in members]
+    share = 1.0 if min(shown) == 1 else float(shares @ shown)  # exactly, and no sum of roundings
     return StepGroup(tuple(numbers), words, image, change, share)
 
 
@@ -85,7 +87,9 @@ def most_telling(groups: Sequence[StepGroup], most: int) -> list[StepGroup]:
     New is what the group before does not attend to. Each group counts for what it changed, and for
     the share of its attention that is shown.
     """
-    even = StepGroup((0,), None, np.full_like(groups[0].image, 1 / groups[0].image.size), None, 1.0)
+    first = groups[0]
+    words = None if first.words is None else np.full(len(first.words), 1 / len(first.words))
+    even = StepGroup((0,), words, np.full_like(first.image, 1 / first.image.size), None, 1.0)
     tells = [
         (1.0 if group.change is None else group.change)
         * group.share
@@ -103,7 +107,9 @@ def _alike(group: StepGroup, step: StepAttention) -> bool:
 
 def _in_common(before: StepGroup, after: StepGroup | StepAttention) -> tuple[float, float]:
     """The shares that two attentions have in common, over the image and over the words."""
-    image = float(np.minimum(_blurred(before.image), _blurred(after.image)).sum())
+    images = _blurred(before.image), _blurred(after.image)
+    # Two that attend to nothing beyond their resting maps have that in common.
+    image = float(np.minimum(*images).sum()) if any(map(np.any, images)) else 1.0
     if before.words is None or after.words is None:
         return image, 1.0
     return image, float(np.minimum(before.words, after.words).sum())
@@ -114,5 +120,5 @@ def _blurred(attention: np.ndarray) -> np.ndarray:
     height, width = attention.shape
     padded = np.pad(attention, 1, mode="edge")
     around = [padded[y : y + height, x : x + width] for y in range(3) for x in range(3)]
-    blurred: np.ndarray = np.sum(around, axis=0) / np.sum(around)
+    blurred: np.ndarray = np.sum(around, axis=0) / max(np.sum(around), 1e-30)
     return blurred

@@ -59,7 +59,7 @@ class MaskingTest:
     @torch.inference_mode()
     def add(self, batch: TracedBatch) -> None:
         """Ask about the images of a batch, all at once."""
-        cells, record = batch.cells.cpu().numpy(), batch.readings.best
+        cells, record = batch.cells.cpu().numpy(), batch.readings.shown_or_plain
         pointed_at = record.hits(cells, batch.images).max(1)  # (Q, 10)
         others = cells.max(2)[batch.images] & ~pointed_at
         counts: np.ndarray = pointed_at.sum(1)

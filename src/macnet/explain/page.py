@@ -23,7 +23,7 @@ from macnet.explain.captions import describe_places, in_words, likely_answers, s
 from macnet.explain.grouping import group_steps
 from macnet.explain.overlay import PARAMETERS
 from macnet.explain.program import ProgramRow, compare, legend, title
-from macnet.explain.reply import Explanation, Module, Reply, StepAttention
+from macnet.explain.reply import RESTING, Explanation, Module, Reply, StepAttention
 from macnet.files import write_atomically
 
 TEMPLATE = Path(__file__).with_name("page.html")
@@ -60,6 +60,7 @@ def make_page(explanation: Explanation) -> str:
                 "columns": explanation.centers.columns.tolist(),
                 "steps": _panels(explanation),
                 "chain": _chain(explanation),
+                "least": RESTING,
                 "overlay": PARAMETERS,
             }
         ),
@@ -97,7 +98,7 @@ def _step(explanation: Explanation, beyond: Explanation, index: int) -> dict[str
     def describe(shown: Explanation) -> str:
         own = shown.steps[index]
         told = f"Step {index + 1} of {count} {in_words(_step_facts(shown, own, index + 1))}."
-        if own.share < 1:
+        if 0 < own.share < 1:
             told += f" Its resting map, {1 - own.share:.0%} of its attention, is taken off."
         return told
 
@@ -115,6 +116,8 @@ def _step(explanation: Explanation, beyond: Explanation, index: int) -> dict[str
 
 def _step_facts(explanation: Explanation, step: StepAttention, number: int) -> list[str]:
     places = describe_places(step.image, explanation.centers, step.share)
+    if not step.share:
+        places = "nothing beyond its resting map"
     facts = [*_words_read(explanation, step.words), f"attends to {places}"]
     if step.self_attention is not None and len(step.self_attention):
         strongest = int(step.self_attention.argmax())

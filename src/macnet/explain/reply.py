@@ -123,7 +123,7 @@ class Explanation:
     @property
     def beyond_resting(self) -> Explanation:
         """The same with the attention of each step beyond its resting map, where that is known."""
-        return replace(self, steps=tuple(map(_beyond_resting, self.steps)))
+        return replace(self, steps=tuple(map(_without_resting_map, self.steps)))
 
     @property
     def is_beyond_resting(self) -> bool:
@@ -150,7 +150,7 @@ def beyond_resting(attention: Attention, resting: Attention) -> tuple[Attention,
     return beyond * (share > 0)[..., None] / share.clip(RESTING)[..., None], share
 
 
-def _beyond_resting(step: StepAttention) -> StepAttention:
+def _without_resting_map(step: StepAttention) -> StepAttention:
     if step.resting is None:
         return step
     image, share = beyond_resting(step.image.ravel(), step.resting.ravel())

@@ -50,6 +50,8 @@ class AttentionRecord:
     """(Q, p): the share of a step's attention that is beyond its resting map; 1 if all is read."""
     changes: np.ndarray
     """(Q, p): how far a step moved the memory, from 0 to 1; 1 if there is no gate."""
+    idle: np.ndarray
+    """(Q, p) bool: which steps the gate skips; none in the plain reading."""
     answers: np.ndarray
     """(Q,): ids of the predicted answers."""
     has_gate: bool
@@ -57,7 +59,7 @@ class AttentionRecord:
 
     @property
     def active(self) -> np.ndarray:
-        """(Q, p) bool: which steps count; in the plain reading, all do."""
+        """(Q, p) bool: which steps point at something; in the plain reading, all do."""
         return self.peaks >= 0
 
     def hits(self, cells: np.ndarray, images: np.ndarray) -> np.ndarray:
@@ -77,6 +79,7 @@ class AttentionRecord:
         idle = self.changes < IDLE
         return replace(
             self,
+            idle=idle,
             peaks=np.where(idle, -1, self.peaks),
             attention=self.attention * self.changes[..., None],
             positions=np.where(idle, np.nan, self.positions),
@@ -110,7 +113,7 @@ class Readings(NamedTuple):
     """
 
     @property
-    def best(self) -> AttentionRecord:
+    def shown_or_plain(self) -> AttentionRecord:
         """As it is shown, or else the plain one."""
         return self.plain if self.as_shown is None else self.as_shown
 
@@ -148,8 +151,10 @@ def trace_attention(
     plain = _read(logits, steps, questions, cells)
     if others is None:
         return Readings(plain, plain.weighted() if plain.has_gate else None)
-    _, of_others = trace(images, others.to(images.device).repeat(len(images), 1))
-    resting = resting_maps(of_others, len(images))  # (N, p, L)
+    others = others.to(images.device)
+    few = images.split(max(1, len(questions) // len(others)))  # no more questions than at first
+    traced = ((trace(some, others.repeat(len(some), 1))[1], len(some)) for some in few)
+    resting = torch.cat([resting_maps(*of_some) for of_some in traced])  # (N, p, L)
     each = len(questions) // len(images)
     all_attention = torch.stack([step.knowledge for step in steps], 1).float()  # (B, p, L)
     beyond, shares = beyond_resting(all_attention, resting.repeat_interleave(each, 0))
@@ -184,6 +189,7 @@ def _read(
         word_divergence=word_divergence.cpu().numpy(),
         shares=np.ones(positions.shape, np.float32),
         changes=(torch.stack(changes, 1) if changes else torch.ones(positions.shape)).cpu().numpy(),
+        idle=np.zeros(positions.shape, bool),
         answers=logits.argmax(1).cpu().numpy(),
         has_gate=bool(changes),
     )

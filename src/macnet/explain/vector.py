@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import IO, Any, Literal
 
@@ -18,6 +19,7 @@ SETTINGS: dict[Any, Any] = {
     "pdf.fonttype": 42,
     "font.family": "DejaVu Sans",
 }
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # of what no file can hold, such as lone surrogates
 NO_DATES = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 
 
@@ -26,7 +28,10 @@ def write_vector(part: Part, file: IO[bytes], kind: Kind) -> None:
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(SETTINGS):
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph", UserWarning)  # the font's boxes say it too
+        matplotlib.rcdefaults()  # whatever the user has set for figures of their own
+        matplotlib.rcParams.update(SETTINGS)
         size = part.width / POINTS_PER_INCH, part.height / POINTS_PER_INCH
         figure = Figure(figsize=size, dpi=POINTS_PER_INCH, facecolor=_hex(BACKGROUND))
         axes = figure.add_axes((0, 0, 1, 1), frameon=False)
@@ -41,7 +46,8 @@ def _draw(axes: Any, mark: Mark, order: int) -> None:
     if isinstance(mark, Text):
         weight, color = "bold" if mark.bold else "normal", _hex(mark.color)
         text = {"size": mark.size, "weight": weight, "color": color, "parse_math": False}
-        axes.text(mark.x, mark.y, mark.text, va="baseline", zorder=order, **text)
+        shown = "".join(letter if letter.isprintable() else REPLACEMENT for letter in mark.text)
+        axes.text(mark.x, mark.y, shown, va="baseline", zorder=order, **text)
         return
     if isinstance(mark, Box):
         axes.add_patch(_outline(mark, mark.width, mark.height, fc=_hex(mark.color), zorder=order))
