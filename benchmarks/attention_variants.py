@@ -41,6 +41,7 @@ def summarize(reading: dict[str, Any]) -> dict[str, float | None]:
     pointed_at = objects["referenced"]["pointed_at"]
     return {
         "referenced_pointed_at": percent(pointed_at[NETWORK]["accuracy"]),
+        "by_random_objects": percent(objects["referenced"]["chance"]["objects"]),
         "for_another_question": percent(pointed_at[OTHER_QUESTION]["accuracy"]),
         "others_pointed_at": percent(objects["not referenced"]["pointed_at"][NETWORK]["accuracy"]),
         "most_attention_to_referenced": percent(objects["referenced"]["attention"][NETWORK]),

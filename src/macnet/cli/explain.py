@@ -50,9 +50,10 @@ def explain(
     """Show what a trained network attends to on the way to its answer.
 
     It shows the chain of reasoning that led to the answer: which words a step reads and where it
-    looks in the image. Steps that are alike are shown as one, and those that a memory gate skips as
-    idle. Of a network that writes programs it shows the program, module by module. A PNG, SVG or
-    PDF is a figure, a GIF an animation, an HTML page is interactive and works offline.
+    looks in the image. Steps that are alike are shown as one, the six that tell most are large, and
+    those that a memory gate skips are idle. Of a network that writes programs it shows the program,
+    module by module. A PNG, SVG or PDF is a figure, a GIF an animation, an HTML page is interactive
+    and works offline.
 
     Args:
         image: An image of any kind and size; if not given, a scene is generated.

@@ -46,7 +46,7 @@ ARROW_WIDTH = 52
 STRIP_COLUMNS, STRIP_GAP = 16, 8  # the most small steps in a row
 BEYOND_RESTING = (
     "Light is attention beyond the step's resting map, which is its mean over other questions "
-    "about this image. Cards say how much of all that is."
+    "about this image. Cards give the share of all attention that is shown."
 )
 IDLE_LIGHT = 0.35  # of a small step that the gate skips
 

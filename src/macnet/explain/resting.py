@@ -3,7 +3,8 @@
 Softmax attention has to be somewhere. Where a step needs little of the image, or has found it
 already, most of its attention rests where it does no harm, such as in an empty corner, and it rests
 there for all questions. What it does for one question is seen beside it: in the attention beyond
-the resting map, which is the mean over other questions about the same image.
+the resting map, which is the mean over other questions that the network is asked about the image.
+They were generated for other scenes, so that they may be about what is not there.
 """
 
 from __future__ import annotations
