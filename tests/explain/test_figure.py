@@ -119,8 +119,9 @@ def test_only_answers_that_are_likely_and_the_next_are_shown() -> None:
         assert " ".join(texts(answer)[1:]) == expected
 
 
-def test_a_figure_without_resting_maps_says_so() -> None:
-    told = explanation(steps=2, resting=True)
+@pytest.mark.parametrize("count", [2, 4])  # beside the titles, and below them
+def test_a_figure_without_resting_maps_says_so(count: int) -> None:
+    told = explanation(steps=count, resting=True)
     beyond = told.beyond_resting
     assert BEYOND_RESTING not in texts(lay_out(told))
     shown = texts(lay_out(beyond, each(beyond)))

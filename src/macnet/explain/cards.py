@@ -15,6 +15,7 @@ from macnet.explain.drawing import (
     Part,
     Text,
     centered,
+    draw_text,
     draw_words,
     font_of,
     font_size,
@@ -31,6 +32,7 @@ from macnet.explain.reply import Explanation, Reply
 CARD, PADDING, RADIUS = (24, 24, 27), 14, 14
 LIT, UNLIT = (255, 255, 255), (133, 133, 140)  # words on a card; the darkest has 5:1
 ACCENT = (196, 110, 0)  # what leads from one to the next; 4:1 on white
+ROOM_BESIDE = 400  # that two facts take beside a title; of all cards in a row alike
 MAX_QUESTION = 1600  # letters; questions with the most words, if like CLEVR's, have no more
 
 # --- the question and the answer -------------------------------------------------------------
@@ -64,7 +66,10 @@ def draw_answer(
 def draw_card(explanation: Explanation, group: StepGroup, width: int, size: int = 24) -> Part:
     """A group of steps: what it attended to in image and question, and how much it changed."""
     room = width - 2 * PADDING
-    parts = [card_title(group.title, describe_shares(group), room)]
+    facts = describe_shares(group)
+    beside = room >= ROOM_BESIDE or ", " not in facts
+    parts = [card_title(group.title, facts if beside else None, room)]
+    parts += [] if beside else [draw_text(facts, room, 18, color=UNLIT)]
     parts.append(lit_image(explanation, group.image, room))
     if group.words is not None:
         parts.append(lit_words(phrase(explanation.words, group.words), room, size))
