@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from macnet.clevr.scene import MAX_OBJECTS
 from macnet.explain.agreement import (
     NETWORK,
     OTHER_QUESTION,
     UNTRAINED,
-    Agreement,
     PeakTargets,
 )
-from macnet.explain.attention import show, show_as_shown
 from macnet.explain.comparison import hit_probability, measure
-from macnet.explain.pointing import GroundTruth
-from macnet.explain.reply import IDLE
-from macnet.explain.tracing import AttentionRecord
 from macnet.paper import COLUMNS
+from made_up_attention import (
+    STEPS,
+    agreement,
+    at_random,
+    gated,
+    made_up,
+    pointing_in_order,
+    watched,
+)
 
 # --- chance ----------------------------------------------------------------------------------
 
@@ -42,86 +42,6 @@ def test_the_chance_of_some_hit_is_counted(places: int, looks: int, data: st.Dat
     assert math.isclose(
         hit_probability(np.array([len(on) / places]), looks)[0], counted, abs_tol=1e-12
     )
-
-
-# --- made-up attention -----------------------------------------------------------------------
-
-STEPS, PLACES = 6, 30
-
-
-def made_up(pictures: int = 40, each: int = 5, seed: int = 0) -> GroundTruth:
-    """Scenes of five objects, on places of their own; each question refers to one of them or more.
-
-    Three unique_objects in a row, or two counted_objects, or one of each.
-    """
-    rng = np.random.default_rng(seed)
-    shows = np.zeros((pictures, MAX_OBJECTS, PLACES), bool)
-    for picture in shows:
-        for thing, own in enumerate(rng.permutation(PLACES)[:20].reshape(5, 4)):
-            picture[thing, own[: 1 + thing % 4]] = True
-    questions = pictures * each
-    unique_objects = np.zeros((questions, MAX_OBJECTS), bool)
-    counted_objects, hops = unique_objects.copy(), []
-    for q in range(questions):
-        chain = rng.permutation(5)
-        unique_objects[q, chain[: (3, 0, 1)[q % 3]]] = True
-        counted_objects[q, chain[3 : (3, 5, 4)[q % 3]]] = True
-        if q % 3 == 0:
-            hops += [(q, chain[0], chain[1]), (q, chain[1], chain[2])]
-    return GroundTruth(
-        images=np.repeat(np.arange(pictures), each),
-        cells=shows,
-        grid_width=6,
-        exists=np.arange(MAX_OBJECTS) < np.full((pictures, 1), 5),
-        unique_objects=unique_objects,
-        counted_objects=counted_objects,
-        hops=np.array(hops),
-        groups=np.array([COLUMNS[q % 2] for q in range(questions)]),
-        answers=np.arange(questions) % 7,
-    )
-
-
-def watched(
-    truth: GroundTruth,
-    peaks: np.ndarray,
-    positions: np.ndarray | None = None,
-    changes: np.ndarray | None = None,
-) -> AttentionRecord:
-    """Whoever attends to nothing but the peak of each step; with a gate, if there are changes."""
-    return AttentionRecord(
-        peaks=peaks,
-        attention=truth.cells[truth.images[:, None], :, peaks].astype(float),
-        positions=np.zeros(peaks.shape) if positions is None else positions,
-        image_divergence=np.full((*peaks.shape, peaks.shape[1]), 0.25),
-        word_divergence=np.full((*peaks.shape, peaks.shape[1]), 0.5),
-        idle=np.zeros(peaks.shape, bool),
-        shares=np.full(peaks.shape, 0.25),
-        changes=np.ones(peaks.shape) if changes is None else changes,
-        answers=truth.answers,
-        has_gate=changes is not None,
-    )
-
-
-def at_random(truth: GroundTruth, seed: int = 1, places: int = PLACES) -> np.ndarray:
-    return np.random.default_rng(seed).integers(0, places, (len(truth.images), STEPS))
-
-
-def pointing_in_order(truth: GroundTruth, *, reverse: bool = False) -> np.ndarray:
-    """At each referenced object in turn, then at the last one on and on."""
-    peaks = np.zeros((len(truth.images), STEPS), int)
-    for q, picture in enumerate(truth.images):
-        hops = truth.hops[truth.hops[:, 0] == q]
-        things = [hops[0, 1], *hops[:, 2]] if len(hops) else []
-        rest = np.flatnonzero((truth.unique_objects | truth.counted_objects)[q])
-        things += [thing for thing in rest if thing not in things]
-        order = things[::-1] if reverse else things
-        order += [order[-1]] * (STEPS - len(order))
-        peaks[q] = [truth.cells[picture, thing].argmax() for thing in order]
-    return peaks
-
-
-def agreement(truth: GroundTruth, peaks: np.ndarray, seed: int = 2) -> Agreement:
-    return measure(truth, watched(truth, peaks), watched(truth, at_random(truth, seed)))
 
 
 def test_one_who_points_at_all_that_is_visited_and_at_nothing_else() -> None:
@@ -218,14 +138,6 @@ def test_both_ends_of_a_hop_are_pointed_at_or_not() -> None:
     found = agreement(everywhere, pointing_in_order(truth))
     assert found.both_pointed_at[NETWORK].correct == found.hops
     assert found.order[NETWORK].total == 0
-
-
-def test_a_world_without_hops_tells_no_order() -> None:
-    truth = made_up()
-    truth = replace(truth, hops=truth.hops[:0])
-    found = agreement(truth, at_random(truth))
-    assert found.both_pointed_at[NETWORK].total == 0
-    assert not any("leading" in line for line in shown(found, 80))
 
 
 def test_one_who_looks_at_random_objects() -> None:
@@ -333,17 +245,6 @@ def test_backwards_is_more_falls_than_rises(positions: np.ndarray) -> None:
 # --- steps that count for what they changed --------------------------------------------------
 
 
-def gated(truth: GroundTruth, seed: int = 0) -> AttentionRecord:
-    """Whoever attends here and there, and changes its memory now more and now less, or not."""
-    rng = np.random.default_rng(seed)
-    shape = len(truth.images), STEPS
-    changes = np.where(rng.random(shape) < 0.4, rng.random(shape), rng.random(shape) * IDLE)
-    changes[:, 2], changes[:, 4], changes[0], changes[1, 1:] = 0, IDLE, 0.99 * IDLE, 0
-    record = watched(truth, at_random(truth, seed), rng.random(shape), changes)
-    attention = rng.random(record.attention.shape) * truth.exists[truth.images][:, None]
-    return replace(record, attention=attention)
-
-
 def test_a_step_counts_for_what_it_changed() -> None:
     truth, seed = made_up(30, 3), 5
     own, random = gated(truth, seed), gated(truth, seed + 1)
@@ -433,75 +334,3 @@ def test_the_plain_reading_does_not_depend_on_changes() -> None:
     plain = replace(own, changes=np.ones(own.changes.shape))
     found, same = (measure(truth, record, own) for record in (own, plain))
     assert replace(found, change={}, all_steps={}) == replace(same, change={}, all_steps={})
-
-
-# --- for people ------------------------------------------------------------------------------
-
-
-def shown(found: Agreement, width: int, as_shown: Agreement | None = None) -> list[str]:
-    file = io.StringIO()
-    console = Console(file=file, width=width, color_system=None)
-    show(found, row="MAC", what="[val]", console=console)
-    if as_shown is not None:
-        show_as_shown(as_shown, has_gate=True, console=console)
-    return [line.rstrip() for line in file.getvalue().splitlines()]
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_all_is_shown(width: int) -> None:
-    truth = made_up()
-    lines = shown(agreement(truth, pointing_in_order(truth)), width)
-    assert lines[0] == (
-        "What MAC attends to on [val]: 200 questions about 40 images, 100.0% answered correctly"
-    )
-    referenced = str((truth.unique_objects | truth.counted_objects).sum())
-    (row, _) = (line.split() for line in lines if line.startswith(" referenced "))
-    assert (row[1], row[-1], row[-2]) == ("100.0", referenced, f"{100 * (1 - 0.8**STEPS):.1f}")
-    assert "…" not in "".join(lines)
-    assert not any(re.match(" (Query|Numbers|if wrong)", line) for line in lines)
-    steps = [line.split() for line in lines if re.match(r" +\d ", line)]
-    assert steps == [[str(i + 1), "100.0", "0.0", "0.0", "100.0", "0.00"] for i in range(STEPS)]
-    assert any("Steps point at both in 100.0% (" in line for line in lines)
-    assert any("it is the leading one in 100.0% (" in line for line in lines)
-    travel = "the image travels 1.25 bits (with random weights 1.25) and to words 2.50 bits (with "
-    assert f"{travel}random weights 2.50)" in lines[-1]
-
-
-@pytest.mark.parametrize("width", [80, 120])
-def test_both_readings_of_a_network_with_a_gate_are_shown(width: int) -> None:
-    truth = made_up(200)
-    own, random = gated(truth), gated(truth, 1)
-    plain = measure(truth, own, random)
-    weighted = measure(truth, own.weighted(), random.weighted())
-    lines = shown(plain, width, weighted)
-    assert lines[: len(shown(plain, width))] == shown(plain, width)
-    added = lines[len(shown(plain, width)) :]
-    assert added[1].startswith("As macnet explain shows it: attention beyond the resting map of ")
-    assert "(idle if less than 10%)" in added[1]
-    assert "…" not in "".join(lines)
-    assert all(len(line) <= width for line in added if "─" in line or re.match(r" +\d ", line))
-    steps = [line.split() for line in added if re.match(r" +\d ", line)]
-    assert [len(row) for row in steps] == [9] * STEPS
-    assert steps[2] == ["3", "–", "–", "–", "–", "25.0", "100.0", "0.0", "–"]
-    (every,) = (line.split() for line in added if line.startswith(" all "))
-    of_all = weighted.all_steps[NETWORK]
-    assert every[5:] == ["25.0", f"{100 * of_all.idle:.1f}", f"{100 * of_all.change:.1f}"]
-
-
-def test_one_that_reads_no_words_is_shown() -> None:
-    truth = made_up()
-    own = watched(truth, at_random(truth), np.full((len(truth.images), STEPS), np.nan))
-    lines = shown(measure(truth, own, own), 100)
-    assert [len(line.split()) for line in lines if re.match(r" +\d ", line)] == [5] * STEPS
-    assert not any(word in line for line in lines for word in ("read", "backwards"))
-
-
-def test_a_file_gets_lines_that_nothing_has_broken(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    truth = made_up()
-    found = agreement(truth, at_random(truth))
-    show(found, row="MAC", what="[val]")
-    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert lines == shown(found, 1000)
