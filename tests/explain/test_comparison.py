@@ -202,6 +202,9 @@ def test_an_only_question_has_no_other() -> None:
     truth = made_up(6, 1)
     found = agreement(truth, pointing_in_order(truth))
     assert found.objects["referenced"].hits[OTHER_QUESTION].total == 0
+    assert found.both_pointed_at[OTHER_QUESTION].total == found.order[OTHER_QUESTION].total == 0
+    assert found.both_pointed_at[NETWORK].total == len(truth.hops) > 0
+    assert math.isnan(found.all_steps[OTHER_QUESTION].targets.referenced)
     assert json.loads(json.dumps(found.to_record(), allow_nan=False))["objects"]["referenced"][
         "attention"
     ] == {

@@ -31,6 +31,10 @@ def measure(truth: GroundTruth, network: AttentionRecord, random: AttentionRecor
     """
     other_question = network.select(truth.other_questions)
     sources = {NETWORK: network, OTHER_QUESTION: other_question, UNTRAINED: random}
+    # The only question about an image has no other.
+    has_other = truth.other_questions != np.arange(len(truth.images))
+    asked = {**dict.fromkeys(SOURCES, np.ones_like(has_other)), OTHER_QUESTION: has_other}
+    hops = {name: truth.hops[of[truth.hops[:, 0]]] for name, of in asked.items()}
 
     def hits_of(truth: GroundTruth) -> dict[str, np.ndarray]:
         """(Q, p, 10) bool by source: which objects each step points at."""
@@ -45,12 +49,13 @@ def measure(truth: GroundTruth, network: AttentionRecord, random: AttentionRecor
     tries = network.active.sum(1)
 
     def pointing(objects: np.ndarray) -> Pointing:
-        return _pointing(truth, objects, hits, attention, tries)
+        return _pointing(truth, objects, asked, hits, attention, tries)
 
     some = referenced.any(1)
     summaries = {
-        name: _summarize_steps(record.select(some), hits[name][some], referenced[some])
+        name: _summarize_steps(record.select(of), hits[name][of], referenced[of])
         for name, record in sources.items()
+        for of in [some & asked[name]]
     }
 
     def of_steps(field: str) -> dict[str, list[Any]]:
@@ -71,8 +76,8 @@ def measure(truth: GroundTruth, network: AttentionRecord, random: AttentionRecor
             "not referenced": pointing(not_referenced),
         },
         with_margin={
-            "referenced": _pointing(wide, referenced, near, {}, tries),
-            "not referenced": _pointing(wide, not_referenced, near, {}, tries),
+            "referenced": _pointing(wide, referenced, asked, near, {}, tries),
+            "not referenced": _pointing(wide, not_referenced, asked, near, {}, tries),
         },
         groups={name: pointing(referenced & (truth.groups == name)[:, None]) for name in groups},
         by_answer={
@@ -89,10 +94,10 @@ def measure(truth: GroundTruth, network: AttentionRecord, random: AttentionRecor
         all_steps={name: found[-1] for name, found in summaries.items()},
         random_object=_mean((referenced.sum(1) / truth.exists.sum(1)[truth.images])[some]),
         hops=len(truth.hops),
-        both_pointed_at={name: _both(found, truth.hops) for name, found in hits.items()},
-        order={name: _in_order(_first(found), truth.hops) for name, found in hits.items()},
+        both_pointed_at={name: _both(found, hops[name]) for name, found in hits.items()},
+        order={name: _in_order(_first(found), hops[name]) for name, found in hits.items()},
         order_by_attention={
-            name: _in_order(record.attention.argmax(1), truth.hops)
+            name: _in_order(record.attention.argmax(1), hops[name])
             for name, record in sources.items()
         },
         reads_backwards={name: _backwards(r.positions) for name, r in records.items()},
@@ -108,21 +113,20 @@ def measure(truth: GroundTruth, network: AttentionRecord, random: AttentionRecor
 def _pointing(
     truth: GroundTruth,
     objects: np.ndarray,
+    asked: Mapping[str, np.ndarray],
     hits: Mapping[str, np.ndarray],
     attention: Mapping[str, np.ndarray],
     tries: np.ndarray,
 ) -> Pointing:
     """Of objects (Q, 10) bool, with hits (Q, p, 10) and attention (Q, 10) by source.
 
-    `tries` (Q,) are those that chance has in each question.
+    `asked` (Q,) are the questions that a source has, `tries` (Q,) those that chance has in each.
     """
     areas = truth.cells.mean(2)[truth.images]  # (Q, 10)
     of_each = objects.sum(1)
     chances = 1 / np.repeat(truth.exists.sum(1)[truth.images], of_each)  # of a random object
     tries = np.repeat(tries, of_each)
-    # The only question about an image has no other.
-    only = truth.other_questions == np.arange(len(objects))
-    of = {**dict.fromkeys(SOURCES, objects), OTHER_QUESTION: objects & ~only[:, None]}
+    of = {name: objects & own[:, None] for name, own in asked.items()}
     return Pointing(
         hits={name: _proportion(found.max(1)[of[name]]) for name, found in hits.items()},
         attention={name: _mean(most[of[name]]) for name, most in attention.items()},
