@@ -70,9 +70,9 @@ def explain(
     suffix = out.suffix.lower()
     if suffix not in SUFFIXES:
         raise InputError(f"--out is {out}; its name must end in {', '.join(SUFFIXES)}")
-    if suffix == ".html" and (steps is not None or keep_resting):
-        name = "--steps" if steps is not None else "--keep-resting"
-        raise InputError(f"{name} is given, but a page lets its reader choose; leave it out")
+    chosen = "--steps" if steps is not None else "--keep-resting" if keep_resting else None
+    if chosen and suffix == ".html":
+        raise InputError(f"{chosen} is given, but a page lets its reader choose; leave it out")
     numbers = None if steps is None else _parse_steps(steps)
     if out.is_dir():
         raise InputError(f"--out is {out}, which is a folder; name a file")
@@ -94,9 +94,8 @@ def explain(
     if suffix == ".html":
         write_page(explanation, out)
     else:
-        if explanation.modules and (steps is not None or keep_resting):
-            name = "--steps" if steps is not None else "--keep-resting"
-            raise InputError(f"{name} is given, but the network writes programs; leave it out")
+        if chosen and explanation.modules:
+            raise InputError(f"{chosen} is given, but the network writes programs; leave it out")
         shown = explanation if keep_resting else explanation.beyond_resting
         write = write_gif if suffix == ".gif" else write_figure
         write(shown, out, _choose(shown, numbers))

@@ -43,7 +43,7 @@ def draw_question(reply: Reply, width: int, size: int, *, color: Color = TEXT) -
     shown = reply.question[:MAX_QUESTION]
     words = (shown if shown == reply.question else f"{shown}…").split()
     size = min(size, font_size(words, size, 26, 16))
-    return draw_words(words, size, width, colors=[color] * len(words))
+    return draw_words(words, size, width, color=color)
 
 
 def draw_answer(
@@ -51,19 +51,16 @@ def draw_answer(
 ) -> Part:
     """The answer, its probability and that of the next, and notes on unknown words."""
     (answer, probability), *others = likely_answers(reply)
-    told = ", ".join(f"{name} ({share:.1%})" for name, share in others)
-    likely = f"{probability:.1%}" + (f"; next: {told}" if told else "")
-    parts = [draw_words([answer], size, width, colors=[color], bold=True)]
-    for text in (likely, *reply.notes):
-        words = text.split()
-        parts.append(draw_words(words, 22, width, colors=[muted] * len(words)))
-    return stack(SMALL_GAP, *parts)
+    following = ", ".join(f"{name} ({share:.1%})" for name, share in others)
+    likely = f"{probability:.1%}" + (f"; next: {following}" if following else "")
+    told = (draw_words(text.split(), 22, width, color=muted) for text in (likely, *reply.notes))
+    return stack(SMALL_GAP, draw_words([answer], size, width, color=color, bold=True), *told)
 
 
 # --- cards ---------------------------------------------------------------------------------------
 
 
-def draw_card(explanation: Explanation, group: StepGroup, width: int, size: int = 24) -> Part:
+def draw_card(explanation: Explanation, group: StepGroup, width: int) -> Part:
     """A group of steps: what it attended to in image and question, and how much it changed."""
     room = width - 2 * PADDING
     facts = describe_shares(group)
@@ -72,7 +69,7 @@ def draw_card(explanation: Explanation, group: StepGroup, width: int, size: int 
     parts += [] if beside else [draw_text(facts, room, 18, color=UNLIT)]
     parts.append(lit_image(explanation, group.image, room))
     if group.words is not None:
-        parts.append(lit_words(phrase(explanation.words, group.words), room, size))
+        parts.append(lit_words(phrase(explanation.words, group.words), room, 24))
     return on_card(stack(SMALL_GAP, *parts), CARD, PADDING, RADIUS)
 
 

@@ -8,7 +8,7 @@ pixels; `vector.py` writes it as SVG or PDF.
 from __future__ import annotations
 
 from bisect import bisect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -93,10 +93,10 @@ def stack(gap: int, *parts: Part, across: bool = False) -> Part:
     return Part(int(size[0]), int(size[1]), tuple(marks))
 
 
-def with_margin(part: Part, width: int, height: int | None = None, margin: int = MARGIN) -> Part:
-    """In the upper left of a larger part, with a margin around it."""
-    size = width + 2 * margin, (height or part.height) + 2 * margin
-    return Part(*size, part.moved(margin, margin))
+def with_margin(part: Part) -> Part:
+    """With a margin around it."""
+    size = part.width + 2 * MARGIN, part.height + 2 * MARGIN
+    return Part(*size, part.moved(MARGIN, MARGIN))
 
 
 def on_card(part: Part, color: Color, padding: int, radius: int) -> Part:
@@ -113,16 +113,31 @@ def of_height(part: Part, height: int) -> Part:
     return Part(part.width, height, (first, *others))
 
 
+def even_columns(count: int, most: int) -> int:
+    """The columns of as few rows as can be, with so many columns at most, that are as full."""
+    return -(-count // -(-count // most))
+
+
+def rows_of_cards(
+    cards: Sequence[Part], columns: int, between: Callable[[int], Part]
+) -> list[Part]:
+    """Rows of cards that are as high as the highest of their row, with something between two."""
+    rows = []
+    for start in range(0, len(cards), columns):
+        row = cards[start : start + columns]
+        height = max(card.height for card in row)
+        parts = [part for card in row for part in (of_height(card, height), between(height))]
+        rows.append(stack(0, *parts[:-1], across=True))
+    return rows
+
+
 # --- text ------------------------------------------------------------------------------------
 
 
-def draw_text(
-    text: str, width: int, size: int, *, bold: bool = False, color: Color | None = None
-) -> Part:
-    """A line of text, muted unless it is bold, cut off where there is no more room."""
-    ink = color or (TEXT if bold else MUTED)
-    line = Text(0, BASELINE * 1.2 * size, truncate(text, font_of(size, bold), width), size, ink)
-    return Part(width, round(1.2 * size), (replace(line, bold=bold),))
+def draw_text(text: str, width: int, size: int, *, color: Color = MUTED) -> Part:
+    """A line of text, cut off where there is no more room."""
+    line = Text(0, BASELINE * 1.2 * size, truncate(text, font_of(size), width), size, color)
+    return Part(width, round(1.2 * size), (line,))
 
 
 def draw_words(
@@ -130,10 +145,11 @@ def draw_words(
     size: int,
     width: int,
     *,
+    color: Color = TEXT,
     colors: Sequence[Color] | None = None,
     bold: bool = False,
 ) -> Part:
-    """Words in as many lines as they take, each in its color."""
+    """Words in as many lines as they take, all in one color or each in its own."""
     font, line = font_of(size, bold), round(size * 1.4)
     gap = font.getlength(" ")
     marks: list[Mark] = []
@@ -143,7 +159,7 @@ def draw_words(
             length = font.getlength(piece)
             if x + length > width and x > 0:
                 x, y = 0.0, y + line
-            marks.append(Text(x, y + size, piece, size, colors[index] if colors else TEXT, bold))
+            marks.append(Text(x, y + size, piece, size, colors[index] if colors else color, bold))
             x += length + gap
     return Part(width, y + line, tuple(marks))
 

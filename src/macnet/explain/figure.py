@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from macnet.explain.captions import summary
 from macnet.explain.cards import ACCENT, RADIUS, draw_answer, draw_card, draw_question
 from macnet.explain.drawing import (
     GAP,
@@ -25,14 +24,15 @@ from macnet.explain.drawing import (
     centered,
     draw_text,
     draw_words,
+    even_columns,
     font_of,
-    of_height,
     resized,
+    rows_of_cards,
     stack,
     to_image,
     with_margin,
 )
-from macnet.explain.grouping import StepGroup, group_steps, most_telling
+from macnet.explain.grouping import StepGroup, group_steps, most_telling, reasoning_chain
 from macnet.explain.overlay import overlay_attention
 from macnet.explain.program_figure import draw_program, module_cards
 from macnet.explain.reply import Explanation
@@ -86,27 +86,24 @@ def lay_out(explanation: Explanation, groups: Sequence[StepGroup] | None = None)
         if explanation.is_beyond_resting:
             parts.append(draw_text(BEYOND_RESTING, FIGURE_WIDTH, 18))
         if groups[0].words is not None:
-            text.append(_chain(explanation, groups, room))
+            text.append(_draw_chain(explanation, groups, room))
     text.append(draw_answer(explanation.reply, room, 72))
     top = stack(GAP, image, stack(GAP, *text), across=True)
-    return with_margin(stack(GAP, top, *parts), FIGURE_WIDTH)
+    return with_margin(stack(GAP, top, *parts))
 
 
-def choose_groups(explanation: Explanation, most: int = MOST_CARDS) -> list[StepGroup]:
+def choose_groups(explanation: Explanation) -> list[StepGroup]:
     """The groups of steps that tell most, in their order."""
-    return most_telling(group_steps(explanation.steps), most)
+    return most_telling(group_steps(explanation.steps), MOST_CARDS)
 
 
-def _chain(explanation: Explanation, groups: Sequence[StepGroup], width: int) -> Part:
+def _draw_chain(explanation: Explanation, groups: Sequence[StepGroup], width: int) -> Part:
     """What the steps read, in short, one after the other; the answer follows below."""
     words: list[str] = []
     colors: list[Color] = []
-    before: list[str] = []
-    for group in groups:
-        if group.words is not None and (read := summary(explanation.words, group.words)) != before:
-            words += [*read, "→"]
-            colors += [TEXT] * len(read) + [ACCENT]
-            before = read
+    for _, read in reasoning_chain(explanation.words, groups):
+        words += [*read, "→"]
+        colors += [TEXT] * len(read) + [ACCENT]
     return draw_words(words, 28, width, colors=colors)
 
 
@@ -115,17 +112,10 @@ def _chain(explanation: Explanation, groups: Sequence[StepGroup], width: int) ->
 
 def _rows_of_cards(explanation: Explanation, groups: Sequence[StepGroup]) -> list[Part]:
     count = len(groups)
-    columns = count if count <= CARDS_IN_ROW else -(-count // -(-count // CARDS_IN_ROW))
+    columns = even_columns(count, CARDS_IN_ROW)
     width = min(IMAGE_WIDTH, (FIGURE_WIDTH + ARROW_WIDTH) // max(2, columns) - ARROW_WIDTH)
     cards = [draw_card(explanation, group, width) for group in groups]
-    rows = []
-    for start in range(0, count, columns):
-        row = cards[start : start + columns]
-        height = max(card.height for card in row)
-        parts = [of_height(card, height) for card in row]
-        between = [part for card in parts for part in (card, _arrow(height))]
-        rows.append(stack(0, *between[:-1], across=True))
-    return rows
+    return rows_of_cards(cards, columns, _arrow)
 
 
 def _arrow(height: int) -> Part:

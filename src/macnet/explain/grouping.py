@@ -12,6 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from macnet.explain.captions import summary
 from macnet.explain.reply import StepAttention
 
 ALIKE_IMAGE, ALIKE_WORDS = 0.6, 0.5
@@ -98,6 +99,23 @@ def most_telling(groups: Sequence[StepGroup], most: int) -> list[StepGroup]:
     ]
     kept = sorted(np.argsort(tells, kind="stable")[::-1][:most])
     return [groups[index] for index in kept]
+
+
+def reasoning_chain(
+    words: Sequence[str], groups: Sequence[StepGroup]
+) -> list[tuple[StepGroup, list[str]]]:
+    """What groups read, in short, without one that reads the same as the one before it.
+
+    Empty if the network does not attend to words.
+    """
+    links: list[tuple[StepGroup, list[str]]] = []
+    for group in groups:
+        if group.words is None:
+            return []
+        read = summary(words, group.words)
+        if not links or read != links[-1][1]:
+            links.append((group, read))
+    return links
 
 
 def _alike(group: StepGroup, step: StepAttention) -> bool:

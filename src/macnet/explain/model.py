@@ -11,6 +11,7 @@ A word that is not in the vocabulary is named in the reply, with the word it was
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from reprlib import repr as shown  # which no word can make longer than a line
 from typing import NamedTuple
 
@@ -106,8 +107,8 @@ class Model:
                 trace = self.trained.tracer(self.network)
                 logits, traced = trace(*asked)
                 resting: list[Tensor | None] = [None] * len(traced)
-                if (others := other_questions(self.trained.vocabulary)) is not None:
-                    _, resting_traced = trace(asked[0], others.to(self.device))
+                if (others := self._other_questions) is not None:
+                    _, resting_traced = trace(asked[0], others)
                     resting = [*resting_maps(resting_traced, 1)[0]]
                 steps = tuple(
                     _to_attention(step, rest, grid)
@@ -128,6 +129,12 @@ class Model:
             true_modules=true_modules,
             map_title=writing.map_title if writing else None,
         )
+
+    @cached_property
+    def _other_questions(self) -> Tensor | None:
+        """Questions for resting maps, on the device; None if the vocabulary has too few words."""
+        others = other_questions(self.trained.vocabulary)
+        return None if others is None else others.to(self.device)
 
     def _single_threaded(self) -> AbstractContextManager[None]:
         """On a CPU with a single thread: one question is too little work to be split.

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from macnet.explain.captions import describe_places, in_words, likely_answers, summary
-from macnet.explain.grouping import group_steps
+from macnet.explain.captions import describe_places, in_words, likely_answers
+from macnet.explain.grouping import group_steps, reasoning_chain
 from macnet.explain.overlay import PARAMETERS
 from macnet.explain.program import ProgramRow, compare, legend, title
 from macnet.explain.reply import RESTING, Explanation, Module, Reply, StepAttention
@@ -81,15 +81,13 @@ def _panels(explanation: Explanation) -> list[dict[str, Any]]:
 
 def _chain(explanation: Explanation) -> list[dict[str, Any]]:
     """What groups of steps read, in short, with the first step of each."""
-    if explanation.modules or explanation.steps[0].words is None:
+    if explanation.modules:
         return []
-    links: list[dict[str, Any]] = []
-    for group in group_steps(explanation.beyond_resting.steps):
-        assert group.words is not None
-        read = " ".join(summary(explanation.words, group.words))
-        if not links or read != links[-1]["read"]:
-            links.append({"read": read, "step": group.numbers[0]})
-    return links
+    groups = group_steps(explanation.beyond_resting.steps)
+    return [
+        {"read": " ".join(read), "step": group.numbers[0]}
+        for group, read in reasoning_chain(explanation.words, groups)
+    ]
 
 
 def _step(explanation: Explanation, beyond: Explanation, index: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from macnet.explain.captions import phrase
 from macnet.explain.cards import CARD, PADDING, RADIUS, UNLIT, card_title, lit_image, lit_words
@@ -19,9 +20,10 @@ from macnet.explain.drawing import (
     Text,
     draw_text,
     draw_words,
+    even_columns,
     font_of,
-    of_height,
     on_card,
+    rows_of_cards,
     stack,
     truncate,
 )
@@ -90,14 +92,10 @@ def module_cards(explanation: Explanation, width: int) -> list[Part]:
     if any(module.image is not None for module in explanation.modules):
         text += f"; on the image, their {explanation.map_title}"
     parts = [draw_words(text.split(), 26, width, bold=True)]
-    columns = max(2, -(-count // -(-count // MODULES_IN_ROW)))
+    columns = max(2, even_columns(count, MODULES_IN_ROW))
     room = (width + GAP) // columns - GAP
     cards = [draw_module(explanation, i, room) for i in range(count)]
-    for start in range(0, count, columns):
-        row = cards[start : start + columns]
-        height = max(card.height for card in row)
-        parts.append(stack(GAP, *(of_height(card, height) for card in row), across=True))
-    return parts
+    return parts + rows_of_cards(cards, columns, partial(Part, GAP))
 
 
 def draw_module(explanation: Explanation, index: int, width: int, size: int = 22) -> Part:
@@ -105,7 +103,7 @@ def draw_module(explanation: Explanation, index: int, width: int, size: int = 22
     module, room = explanation.modules[index], width - 2 * PADDING
     parts = [
         card_title(str(index + 1), _facts(module), room),
-        draw_words([module.name], 22, room, colors=[UNLIT]),
+        draw_words([module.name], 22, room, color=UNLIT),
         lit_image(explanation, module.image, room),
     ]
     if module.words is not None:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 IDLE = 0.1
 """A step that moves the memory less than this share of the way is idle: the gate skips it."""
-
-
 RESTING = 0.01
 """A step whose attention differs from its resting map by a smaller share only rests."""
 

@@ -148,7 +148,18 @@ def trace_attention(
     logits, steps = trace(images, questions)
     if not logits.isfinite().all():  # the columns below are waited for as well
         raise not_finite_error(name)
-    plain = _read(logits, steps, questions, cells)
+    attention = torch.stack([step.knowledge for step in steps], 1).float()  # (B, p, L)
+    shape = attention.shape[:2]
+    changes = [step.change for step in steps if step.change is not None]
+    plain = AttentionRecord(
+        **_read_image(attention, cells),
+        **_read_words(steps, questions),
+        shares=np.ones(shape, np.float32),
+        changes=(torch.stack(changes, 1) if changes else torch.ones(shape)).cpu().numpy(),
+        idle=np.zeros(shape, bool),
+        answers=logits.argmax(1).cpu().numpy(),
+        has_gate=bool(changes),
+    )
     if others is None:
         return Readings(plain, plain.weighted() if plain.has_gate else None)
     others = others.to(images.device)
@@ -156,43 +167,38 @@ def trace_attention(
     traced = ((trace(some, others.repeat(len(some), 1))[1], len(some)) for some in few)
     resting = torch.cat([resting_maps(*of_some) for of_some in traced])  # (N, p, L)
     each = len(questions) // len(images)
-    all_attention = torch.stack([step.knowledge for step in steps], 1).float()  # (B, p, L)
-    beyond, shares = beyond_resting(all_attention, resting.repeat_interleave(each, 0))
-    steps = [step._replace(knowledge=b) for step, b in zip(steps, beyond.unbind(1), strict=True)]
-    as_shown = replace(_read(logits, steps, questions, cells), shares=shares.cpu().numpy())
+    beyond, shares = beyond_resting(attention, resting.repeat_interleave(each, 0))
+    as_shown = replace(plain, **_read_image(beyond, cells), shares=shares.cpu().numpy())
     return Readings(plain, as_shown.weighted())
 
 
-def _read(
-    logits: Tensor, steps: Sequence[StepTrace], questions: Tensor, cells: Tensor
-) -> AttentionRecord:
-    attention = torch.stack([step.knowledge for step in steps], 1).float()  # (B, p, L)
-    each = len(questions) // len(cells)
+def _read_image(attention: Tensor, cells: Tensor) -> dict[str, Any]:
+    """Columns of a record about attention (B, p, L) to the image; cells: (N, 10, L)."""
+    each = len(attention) // len(cells)
     on_objects = torch.einsum("ngpl,nol->ngpo", attention.unflatten(0, (-1, each)), cells.float())
-    words = [step.words for step in steps if step.words is not None]
-    word_divergence = attention.new_full((*attention.shape[:2], len(steps)), torch.nan)
-    if words:
-        by_word = torch.stack(words, 1).float()  # (B, p, S)
-        word_divergence = pairwise_divergence(by_word)
-        length = (questions != PAD).sum(1).clamp(min=2)[:, None]
-        index = torch.arange(questions.shape[1], device=questions.device)
-        positions = (by_word @ index.float()) / (length - 1)  # (B, p)
-    else:
-        positions = torch.full(attention.shape[:2], torch.nan)
-    changes = [step.change for step in steps if step.change is not None]
     most, peaks = attention.max(2)
-    return AttentionRecord(
-        peaks=peaks.masked_fill(most <= 0, -1).cpu().numpy(),
-        attention=on_objects.flatten(0, 1).cpu().numpy(),
-        positions=positions.cpu().numpy(),
-        image_divergence=pairwise_divergence(attention).cpu().numpy(),
-        word_divergence=word_divergence.cpu().numpy(),
-        shares=np.ones(positions.shape, np.float32),
-        changes=(torch.stack(changes, 1) if changes else torch.ones(positions.shape)).cpu().numpy(),
-        idle=np.zeros(positions.shape, bool),
-        answers=logits.argmax(1).cpu().numpy(),
-        has_gate=bool(changes),
-    )
+    return {
+        "peaks": peaks.masked_fill(most <= 0, -1).cpu().numpy(),
+        "attention": on_objects.flatten(0, 1).cpu().numpy(),
+        "image_divergence": pairwise_divergence(attention).cpu().numpy(),
+    }
+
+
+def _read_words(steps: Sequence[StepTrace], questions: Tensor) -> dict[str, Any]:
+    """Columns of a record about attention to words; NaN if there is none."""
+    words = [step.words for step in steps if step.words is not None]
+    if not words:
+        shape = len(questions), len(steps)
+        divergence = np.full((*shape, len(steps)), np.nan, np.float32)
+        return {"positions": np.full(shape, np.nan, np.float32), "word_divergence": divergence}
+    by_word = torch.stack(words, 1).float()  # (B, p, S)
+    length = (questions != PAD).sum(1).clamp(min=2)[:, None]
+    index = torch.arange(questions.shape[1], device=questions.device)
+    positions = (by_word @ index.float()) / (length - 1)  # (B, p)
+    return {
+        "positions": positions.cpu().numpy(),
+        "word_divergence": pairwise_divergence(by_word).cpu().numpy(),
+    }
 
 
 def pairwise_divergence(attention: Tensor) -> Tensor:
