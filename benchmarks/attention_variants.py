@@ -2,7 +2,7 @@
 
     python benchmarks/attention_variants.py --seeds 0 1 2 --out results/variants_h200.json \\
         --common "--preset pixels --recipe fast --shift 8 …" --images 500 \\
-        --variant "gate=--model.gate" --variant "gate, p = 8=--model.gate --model.p 8"
+        --variant "gate=--model.gate" --variant "gate, p 8=--model.gate --model.p 8"
 
 A variant is a name and further flags of `macnet train`; `--common` has those of all, and `--world`
 those of the world in training and measurement. Each run is a process of its own, is kept in
@@ -57,7 +57,7 @@ def run(options: argparse.Namespace, name: str, flags: list[str], seed: int) -> 
     """One training, and what its network attends to."""
     out = options.folder / f"{name.replace(' ', '-')}-{seed}"
     world = shlex.split(options.world)
-    if not (out / "best.safetensors").exists() or not (out / "attention.json").exists():
+    if not (out / "attention.json").exists():
         command = ["train", *shlex.split(options.common), *world, *flags, "--seed", str(seed)]
         command += ["--out", str(out), "--resume"]
         subprocess.run([*MACNET, *command], check=True, stdout=subprocess.DEVNULL)
@@ -105,10 +105,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "attention")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    variants = {}
-    for variant in options.variant:
-        flags, name = variant.split("=--", 1)[1:], variant.split("=--", 1)[0].rstrip("=")
-        variants[name] = shlex.split("--" + flags[0]) if flags else []
+    named = (given.partition("=") for given in options.variant)
+    variants = {name: shlex.split(flags) for name, _, flags in named}
     todo = [(name, flags, seed) for seed in options.seeds for name, flags in variants.items()]
     with ThreadPoolExecutor(options.at_once) as pool:
         runs = [*pool.map(lambda each: run(options, *each), todo)]
