@@ -53,11 +53,16 @@ QUICK = {"images": 4, "questions": 4, "epochs": 4, "lr": 3e-3, "ema": 0.9, "pati
 
 
 @contextmanager
-def small_and_quick() -> Iterator[None]:
-    """Networks see pixels with few channels, and no curve is drawn, which takes its time."""
+def small_and_quick(*, workers: bool = True) -> Iterator[None]:
+    """Networks see pixels with few channels, and no curve is drawn, which takes its time.
+
+    Without workers none is started, which would take a second each.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainer_module, "draw_curve", lambda *_: None)
         narrow(patch)
+        if not workers:
+            patch.setattr("macnet.devices.choose_share_of_workers", lambda _: 0)
         yield
 
 

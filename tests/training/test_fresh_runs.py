@@ -39,9 +39,7 @@ pytestmark = pytest.mark.usefixtures("small_blocks")
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_and_quick() -> Iterator[None]:
-    """And without worker processes, which would each have to be started."""
-    with small_and_quick(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("macnet.devices.choose_share_of_workers", lambda _: 0)
+    with small_and_quick(workers=False):
         yield
 
 

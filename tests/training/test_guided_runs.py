@@ -53,9 +53,8 @@ pytestmark = pytest.mark.usefixtures("small_blocks")
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_and_quick() -> Iterator[None]:
-    """And without worker processes; an epoch of the endless world is 6 steps of 32 questions."""
-    with small_and_quick(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("macnet.devices.choose_share_of_workers", lambda _: 0)
+    """An epoch of the endless world is 6 steps of 32 questions."""
+    with small_and_quick(workers=False), pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_data_module, "EPOCH", 192)
         yield
 
